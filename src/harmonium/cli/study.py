@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harmonium.cli.compare import DryRun
 from harmonium.cli.terminal import Json, Out, err, say, say_plots, say_prose, show_table
 from harmonium.core.errors import HarmoniumError
 
@@ -26,6 +27,7 @@ def study(
         Path | None,
         typer.Option("--publish", help="Copy the page of a finished study there, and stop."),
     ] = None,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Test a paper's claim: headroom first, then tuning, then the decision. Lists the studies.
@@ -42,6 +44,9 @@ def study(
         return
     with long_work(err, as_json, "loading"):
         from harmonium.studies.evidence.study import study as run_study
+    if dry_run:
+        _forecast(what, folder, as_json)
+        return
 
     def watcher(label: str) -> Callback:
         from harmonium.core.callbacks import Callback
@@ -63,6 +68,21 @@ def study(
         raise HarmoniumError(
             f"{len(found.failed)} of the runs failed; the same command tries them again"
         )
+
+
+def _forecast(what: str, folder: Path | None, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from harmonium.studies.evidence.study import forecast
+
+    stages = [asdict(one) for one in forecast(what, out=folder)]
+    if as_json:
+        print(json.dumps(stages))
+        return
+    for one in stages:
+        seconds = one.pop("cpu_seconds")
+        one["CPU minutes left"] = None if seconds is None else seconds / 60
+    show_table(stages, digits=0)
 
 
 def _publish(what: str, folder: Path | None, into: Path, as_json: bool) -> None:

@@ -194,6 +194,22 @@ def test_a_finished_study_can_be_published(decided: Path, tmp_path: Path) -> Non
     assert "FedProx" in page and "Labels" in page and "shapes, 2 clients, 4 rounds" in page
 
 
+def test_a_dry_run_counts_finished_runs_of_every_stage(decided: Path, tmp_path: Path) -> None:
+    def stages(out: Path) -> dict:
+        words = ["study", str(decided / "s.yaml"), "--out", str(out), "--dry-run", "--json"]
+        done = CliRunner().invoke(app, words)
+        return {one["stage"]: one for one in json.loads(done.output)}
+
+    finished, fresh = stages(decided / "out"), stages(tmp_path / "new")
+    assert {k: (v["runs"], v["finished"]) for k, v in finished.items()} == {
+        "tuning": (6, 6),
+        "deciding": (6, 6),
+    }
+    assert finished["deciding"]["cpu_seconds"] == 0
+    assert all(one["finished"] == 0 and one["cpu_seconds"] is None for one in fresh.values())
+    assert not (tmp_path / "new").exists()
+
+
 def test_runs_in_processes_of_their_own_have_the_same_figures(
     decided: Path, tmp_path: Path
 ) -> None:

@@ -259,6 +259,34 @@ def study(
         return write_study(found)
 
 
+@dataclass(frozen=True)
+class StageProgress:
+    """How far one stage of a study is."""
+
+    stage: str
+    runs: int
+    finished: int
+    cpu_seconds: float | None  # expected for the rest; none before a first run has finished
+
+
+def forecast(what: str, *, out: str | Path | None = None) -> list[StageProgress]:
+    """How many runs each stage of a study has, and how many are finished. Nothing is run.
+
+    All conditions count, also those that may turn out to have no headroom.
+    """
+    file = read_study(what)
+    folder = Path(out) if out is not None else home() / STUDY.parent / file.name
+    costs = _read_costs(folder)
+    stages = _Stages(StudyResult(folder, file), 1, (), lambda text: None)
+    progress = []
+    for stage, groups in stages.planned().items():
+        finished = sum(any(stages.is_complete(cell) for cell in group) for group in groups)
+        rest, known = len(groups) - finished, list(costs.values())
+        seconds = rest * sum(known) / len(known) if known else None
+        progress.append(StageProgress(stage, len(groups), finished, seconds))
+    return progress
+
+
 class _Stages:
     """Runs the cells of a study, stage after stage."""
 
@@ -285,17 +313,40 @@ class _Stages:
         self.found.finished = True
         self.note(f"verdict: {self.found.verdict}")
 
+    def planned(self) -> dict[str, list[list[StudyCell]]]:
+        """Every run of every stage, as the cells of which it will be one: those of its settings."""
+        file, every = self.file, list(self.file.conditions)
+        plan: dict[str, list[list[StudyCell]]] = {}
+        if file.headroom is not None and "headroom" in file.seeds:
+            decided = [one for one in every if file.decided_in(one)]
+            plan["headroom"] = [[cell] for cell in self._headroom_cells(file.headroom, decided)]
+        if len(file.settings) > 1:
+            tuned = [file.tuned_in] if file.tuned_in else every
+            plan["tuning"] = [[cell] for cell in self._tuning_cells(tuned)]
+        plan["deciding"] = [
+            [
+                StudyCell("deciding", condition, row, setting, seed, recipe)
+                for setting in file.settings
+                for recipe in [file.recipe(condition, row, setting, seed)]
+            ]
+            for condition in every
+            for seed in file.seeds["deciding"]
+            for row in file.rows
+        ]
+        return plan
+
+    def _headroom_cells(self, rule: HeadroomRule, conditions: Sequence[str]) -> Iterator[StudyCell]:
+        default = self._default()
+        for condition in conditions:
+            for seed in self.file.seeds["headroom"]:
+                for row in (rule.below, rule.above):
+                    recipe = self.file.recipe(condition, row, default, seed)
+                    yield StudyCell("headroom", condition, row, default, seed, recipe)
+
     def _headroom(self, rule: HeadroomRule) -> None:
         """Run the two references on seeds of their own, and check what they show."""
         conditions = [c for c in self.file.conditions if self.file.decided_in(c)]
-        default = self._default()
-        self._run(
-            StudyCell("headroom", condition, row, default, seed, recipe)
-            for condition in conditions
-            for seed in self.file.seeds["headroom"]
-            for row in (rule.below, rule.above)
-            for recipe in [self.file.recipe(condition, row, default, seed)]
-        )
+        self._run(self._headroom_cells(rule, conditions))
         for condition in conditions:
             self.found.checks[condition] = list(self._checks(rule, condition))
             named = f"{condition}: " if condition else ""
@@ -337,14 +388,7 @@ class _Stages:
         file, found = self.file, self.found
         tuned = [file.tuned_in] if file.tuned_in else conditions
         if len(file.settings) > 1:
-            self._run(
-                StudyCell("tuning", condition, row, setting, seed, recipe)
-                for condition in tuned
-                for seed in file.seeds["tuning"]
-                for row in file.rows
-                for setting in file.settings
-                for recipe in [file.recipe(condition, row, setting, seed)]
-            )
+            self._run(self._tuning_cells(tuned))
         for condition in conditions:
             source = file.tuned_in or condition
             for row in file.rows:
@@ -354,6 +398,15 @@ class _Stages:
                 pick = min if file.tuned_by == OBJECTIVE else max
                 best = pick(scores, key=lambda one: scores[one]) if scores else file.settings[0]
                 found.chosen[condition, row] = best
+
+    def _tuning_cells(self, conditions: Sequence[str]) -> Iterator[StudyCell]:
+        file = self.file
+        for condition in conditions:
+            for seed in file.seeds["tuning"]:
+                for row in file.rows:
+                    for setting in file.settings:
+                        recipe = file.recipe(condition, row, setting, seed)
+                        yield StudyCell("tuning", condition, row, setting, seed, recipe)
 
     def _scores(self, condition: str, row: str) -> dict[tuple[str, ...], float]:
         """Mean score of every setting over the tuning seeds; those with a failed run have none."""
@@ -396,7 +449,7 @@ class _Stages:
         """Run cells, or read those that are complete; a failed one is noted, and others go on."""
         todo = list(cells)
         if self.jobs > 1:
-            self._run_apart([cell for cell in todo if not self._is_complete(cell)])
+            self._run_apart([cell for cell in todo if not self.is_complete(cell)])
         for number, cell in enumerate(todo, 1):
             if cell in self.found.failed:
                 continue
@@ -437,7 +490,8 @@ class _Stages:
                 return
         found.by_measures[cell] = values
 
-    def _is_complete(self, cell: StudyCell) -> bool:
+    def is_complete(self, cell: StudyCell) -> bool:
+        """Whether the run of a cell has finished."""
         return (self.found.folder / cell.path / "result.json").exists()
 
     def _fail(self, cell: StudyCell, why: str) -> None:
