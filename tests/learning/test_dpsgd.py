@@ -115,7 +115,7 @@ def test_a_round_costs_a_release_an_epoch_and_repeats() -> None:
     ("tree", "message"),
     [
         ({"objective": "simclr"}, "objective=simclr"),
-        ({"objective": {"name": "byol", "norm": "none", "update": "before"}}, "objective=byol"),
+        ({"objective": {"name": "byol", "norm": "none", "update": "before"}}, "update=after"),
         ({"objective": "byol"}, "has BatchNorm"),
         ({"method": "fedprox"}, "fedprox overrides local training"),
         ({"terms": {"uv": {}}, "objective": "rotation"}, "uv"),

@@ -27,11 +27,11 @@ Formats = Annotated[
     str | None, typer.Option("--formats", help="Formats of plots: png,pdf,svg or some of them.")
 ]
 
-WIDE = 160  # columns of what goes to a file or a program, where nothing would be cut for a screen
+WIDE = 160  # columns of output to a file or a program
 
 
 def is_bounded(console: Console) -> bool:
-    """Whether what is printed should stay within a width: that of a terminal, or a given one."""
+    """Whether output must fit a width: that of a terminal, or `COLUMNS`."""
     return console.is_terminal or "COLUMNS" in os.environ
 
 
@@ -40,7 +40,7 @@ class _Console(Console):
 
     @property  # type: ignore[misc]  # nobody sets it
     def size(self) -> ConsoleDimensions:
-        """The width that there is, or `WIDE`."""
+        """The size of the terminal; elsewhere it is `WIDE` columns wide."""
         size = super().size
         return size if is_bounded(self) else ConsoleDimensions(WIDE, size.height)
 
@@ -52,14 +52,14 @@ err = _Console(stderr=True, emoji=False)
 def show_table(rows: Sequence[Mapping[str, Any]], title: str = "", **how: Any) -> None:
     """Print rows as `report.tables.table` draws them; nothing where there are none.
 
-    A terminal has them at its width. Elsewhere every column is there, however wide that is.
+    In a terminal they fit its width. Elsewhere all columns are printed side by side.
     """
     from rich.text import Text
 
     from harmonium.report.tables import table
 
     if rows:
-        if title:  # above the table, not in it, where it would be as narrow as the table
+        if title:  # above the table: inside, it would be wrapped at the table's width
             out.print(Text(f"\n{title}", style="italic"))
         fitting = table(rows, **how)
         wide = out if is_bounded(out) else Console(file=out.file, width=max(WIDE, fitting.least))
@@ -67,7 +67,7 @@ def show_table(rows: Sequence[Mapping[str, Any]], title: str = "", **how: Any) -
 
 
 def say(text: str, console: Console = out) -> None:
-    """Print a line exactly as it is: no markup, no wrapping."""
+    """Print a line unchanged: no markup, no wrapping."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -111,7 +111,7 @@ def say_plots(paths: Sequence[Path]) -> None:
 
 @contextmanager
 def watched(as_json: bool, again: str = "harmonium resume") -> Iterator[Callback]:
-    """A watcher for a run; when the run fails, it says how to continue."""
+    """A watcher for a run; if the run fails, a note tells how to continue."""
     from harmonium.report.display import long_work
 
     with long_work(err, as_json, "loading"):
@@ -180,7 +180,7 @@ def _result_tree(result: Result, private: str) -> dict[str, Any]:
 
 
 def _remarks(result: Result, private: str) -> Iterator[str]:
-    """Lines on anonymity, BatchNorm, privacy and why a run stopped, where there is anything."""
+    """Lines on anonymity, BatchNorm, privacy and why a run stopped, where they apply."""
     reported = [row["reported"].get("anonymity") for row in result.rounds if "reported" in row]
     if least := [k for k in reported if k]:
         yield f"k        every centroid that left a client is of at least {min(least)} images"

@@ -71,7 +71,7 @@ def tune(
 def _tuned(
     name: str, words: list[str], folder: Path | None, as_json: bool, how: dict[str, Any]
 ) -> Study:
-    """Run the study, and say what runs while it does."""
+    """Run the study and show its progress."""
     from harmonium.report.display import long_work
 
     with long_work(err, as_json, "loading"):

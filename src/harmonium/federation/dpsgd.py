@@ -8,6 +8,7 @@ from __future__ import annotations
 from harmonium.core.errors import ConfigError
 from harmonium.federation.method import Method
 from harmonium.learning.contract import called
+from harmonium.learning.objectives.byol import BYOL
 
 _OWN = (
     "train",
@@ -22,9 +23,15 @@ _OWN = (
 def check(method: Method) -> None:
     """Refuse DP-SGD where it would not protect single images."""
     why = "local.dp_clip protects single images only if none influences another's gradient"
-    if not method.objective.alone():
+    objective = method.objective
+    if isinstance(objective, BYOL) and objective.update == "before":
         raise ConfigError(
-            f"{why}: objective={method.objective.name} does not guarantee that; choose byol, "
+            f"{why}: objective.update=before moves the target at every image; set "
+            "objective.update=after"
+        )
+    if not objective.alone():
+        raise ConfigError(
+            f"{why}: objective={objective.name} does not guarantee that; choose byol, "
             "simsiam, rotation or autoencoder"
         )
     if odd := [term.name for term in method.terms if not term.alone]:

@@ -14,8 +14,8 @@ clients measure it:
 
 Both asks use one draw of views for each image that depends on the seed and the client alone, so
 value and gradient belong together, and rounds and methods with the same split are compared on the
-same views. All images count alike, whatever weighs the models. FedSC's objective is reported in the
-scale of its equations 1 and 4, half of the loss that clients train with.
+same views. All images count alike, however models are weighted. FedSC's objective is reported in
+the scale of its equations 1 and 4, half of the loss that clients train with.
 
 It is not measured where clients send anything with noise: exact means beside noisy ones would undo
 what the noise protects. With secure aggregation the server sees sums of all of it and no single
@@ -114,7 +114,7 @@ def has_gradient(method: Method) -> bool:
 
 
 def local_objective(method: Method) -> Field:
-    """The clients' local objectives: one by one, or only their mean, as the settings say."""
+    """The clients' local objectives: one by one, or only their mean, according to the settings."""
     how = method.global_objective
     return scalar() if how is None or how.by_client else scalar("mean", by="images")
 
@@ -124,7 +124,7 @@ MEANS_UP: dict[str, Field | FromSettings] = {
         "mean", by="images", shape=lambda method, examples: (method.objective.pooled_size,)
     ),
     "local_objective": local_objective,
-    "images": scalar("sum"),  # images measured: the weights of the mean, whatever weighs models
+    "images": scalar("sum"),  # images measured: the weights of the mean
 }
 
 
@@ -140,7 +140,7 @@ def measured(method: Method, server: Server) -> Plan:
     means = got.means.double().requires_grad_()
     try:
         value = method.objective.from_means(means, round(got.images))
-    except WireError:  # a client elsewhere may send anything; a run does not end with its log
+    except WireError:  # a remote client may send anything; a measurement must not end the run
         return server
     report: dict[str, Any] = {"objective": method.objective.name, "value": _finite(value.item())}
     if isinstance(got.local_objective, Mapping):
@@ -235,7 +235,7 @@ def _batches(method: Method, client: Client) -> Iterator[tuple[float, Batch]]:
 
 
 def noise(method: Method) -> str:
-    """Which of the fields that clients send have noise, in a few words; empty where none has."""
+    """What clients send with noise, in a few words; empty if nothing."""
     if method.world.epsilon is not None:
         return "privacy.epsilon is a budget of noisy releases"
     if method.updates is not None or method.local.dp_clip is not None:

@@ -51,7 +51,7 @@ class Ledger:
         Args:
             entry: what was sent and the outcome. Bytes of asks that only measure are counted
                 separately, because no method needs them.
-            aside: it is not the method's own ask, so an answer to it is no participation.
+            aside: whether it is not the method's own ask; answers to it are not participation.
         """
         record = {k: v for k, v in asdict(entry).items() if v != "" and v != []}
         record["parts"] = {way: entry.parts[way] for way in sorted(entry.parts) if entry.parts[way]}

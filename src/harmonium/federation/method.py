@@ -119,7 +119,7 @@ class Method:
     # ==== what a method may override ==========================================================
     # ---- server ------------------------------------------------------------------------------
     def setup(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
-        """The plan that runs once, before round 1; `server.everyone` are all clients."""
+        """The plan that runs once, before round 1; `server.everyone` lists all clients."""
         return server
         yield  # a plan that asks nothing
 
@@ -194,11 +194,11 @@ class Method:
         return (self.reveals,) if self.reveals else ()
 
     def extents(self) -> Mapping[str, str]:
-        """How large fields get that are neither weights nor numbers, in plain words."""
+        """Sizes of fields that are neither weights nor numbers, in plain words."""
         return {}
 
     def costs(self, step: str, examples: int) -> Sequence[Release]:
-        """What a client with so many examples releases when asked for a step, in its order.
+        """The releases of a client with `examples` examples when asked for a step, in order.
 
         A method with guarded fields overrides it, so that the cost of an ask is known in advance
         and lost answers can be counted. An answer that releases anything else is refused.
@@ -270,7 +270,7 @@ class Method:
 
     @final
     def begin(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
-        """Measure the global objective of the model at initialisation, where it is measured."""
+        """Measure the global objective of the model at initialisation, if the run measures it."""
         if not self.measures_objective:
             return server
         if self.recalibrates:
@@ -288,7 +288,7 @@ class Method:
         when=lambda method: method.recalibrates,
     )
     def calibrate(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Measure BatchNorm's statistics of the received encoder on images as they are."""
+        """Measure BatchNorm's statistics of the received encoder on unaugmented images."""
         parts = self.pull(client, got.encoder)
         batches = (batch.plain for batch in client.batches(1, self.local.batch))
         seen = measure(parts["encoder"], batches)
@@ -323,7 +323,7 @@ class Method:
         when=lambda method: method.measures_objective,
     )
     def measure_objective(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Means over the client's images that fix the global objective; nothing is trained."""
+        """Means over the client's images for the global objective; nothing is trained."""
         return overall.client_means(self, client, got.model)
 
     @final
@@ -356,7 +356,7 @@ class Method:
 
     @final
     def report(self, server: Server) -> dict[str, Any]:
-        """What was measured on the model, for the log; nothing where nobody has measured."""
+        """What was measured on the model, for the log; empty if nothing was."""
         measured: dict[str, Any] = {}
         if replies := server.memory.get("measured"):
             counts = [server.examples[client] for client in server.everyone]
@@ -397,7 +397,7 @@ class Method:
     @property
     @final
     def reads_labels(self) -> bool:
-        """Whether labels reach a client's task: the method, its objective or a term says so."""
+        """Whether the method, its objective or a term declares that it reads labels."""
         terms = any(term.uses_labels for term in self.terms)
         return self.uses_labels or self.objective.uses_labels or terms
 

@@ -27,7 +27,7 @@ class Own:
     """
 
     encoder: nn.Module  # on images, as `evaluation.features.embed` expects it
-    adapter: nn.Module | None = None  # on the encoder's features; none: they are used as they are
+    adapter: nn.Module | None = None  # on the encoder's features; none: they are used unchanged
 
     def without(self, features: Tensor) -> Tensor:
         """The features `(n, dim)` that a client uses without its adapter."""

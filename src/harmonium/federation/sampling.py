@@ -51,7 +51,7 @@ class Participation:
 
     @property
     def unreliable(self) -> bool:
-        """Whether answers get lost on purpose."""
+        """Whether lost answers are simulated."""
         return bool(self.over or self.dropout or self.stragglers) or self.deadline is not None
 
     def size(self, clients: int) -> int:
@@ -90,7 +90,7 @@ class Participation:
         return wanted
 
     def cohort(self, everyone: Sequence[ClientId], round: int, seed: int) -> list[ClientId]:
-        """The clients asked in a round, in ascending order: of asking and of adding up."""
+        """The clients asked in a round, in ascending order, in which answers are also added up."""
         rng = seeds.numpy_rng(seed, "cohort", round)
         chosen = rng.choice(len(everyone), self.asked(len(everyone)), replace=False)
         return sorted(everyone[int(position)] for position in chosen)

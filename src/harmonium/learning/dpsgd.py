@@ -54,8 +54,9 @@ def costs(local: Local) -> tuple[Release, ...]:
     """The privacy cost of a round of training: one release for each epoch."""
     if not local.dp_noise or local.dp_clip is None:
         return ()
-    far = 2 * local.dp_clip
-    return (Release("model", "gaussian", far, local.dp_noise * far, count=local.epochs),)
+    sensitivity = 2 * local.dp_clip
+    sigma = local.dp_noise * sensitivity
+    return (Release("model", "gaussian", sensitivity, sigma, count=local.epochs),)
 
 
 def step(

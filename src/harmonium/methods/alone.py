@@ -1,6 +1,6 @@
 """Alone: every client trains on its own images and no part of the model is ever sent.
 
-The reference that shows what federation is worth: the same local training, rounds and budget as
+The reference that shows what federation gains: the same local training, rounds and budget as
 FedAvg (McMahan et al., 2017) without the averaging. Each client ends with its own encoder.
 
     ask     to        down       up

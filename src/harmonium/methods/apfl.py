@@ -18,7 +18,7 @@ For every batch, both models step from where they were before either step:
     w <- w - lr grad_w L(w)                                                (as FedAvg, bit for bit)
     v <- v - lr grad_v L(mixture of v and w),    w being held constant
 
-`method.mixing` says what is mixed. With z_w and z_v the projections by either model:
+`method.mixing` sets what is mixed. With z_w and z_v the projections by either model:
 
     weights    alpha v + (1 - alpha) w, as published. By the chain rule grad_v is alpha times the
                gradient at the mixed weights.
@@ -127,7 +127,7 @@ class APFL(Method):
         context = Context(me=client.id, anchor=got.model)
         alpha = float(client.state.get("alpha", self.alpha))
         training = PersonalTraining(self, shared, personal, context, alpha, lr)
-        # `fit` calls `beside` after w's gradient is there and before w steps. So v sees the same w
+        # `fit` calls `beside` once w has its gradient and before w steps. So v sees the same w
         # as w's gradient does, and both steps start from the values before either.
         done = fit(
             shared,

@@ -8,7 +8,7 @@ little. Orchestra's released code applies the rule at the server, to the average
     w' = average of the clients' models
     if divergence(w, w') > threshold:  predictor of w' <- predictor of w
 
-`method.divergence` is how that is measured:
+`method.divergence` chooses the measure:
 
     mean       mean over the encoder's convolutions of the norm of their change: the distance that
                FedU defines and its code computes (with a threshold of 0.4, for single clients)

@@ -50,8 +50,8 @@ Where this differs from the paper's released code (Dec-SSL):
   up unless all clients take part. Here averages are weighted by images, over those who answered.
 - As in the code, each view passes the network by itself, so that no BatchNorm sees two views
   together (`joint_views`).
-- The models of all clusters start equal, when agreement says nothing. A client that has not trained
-  yet therefore takes the cluster of its number modulo C.
+- The models of all clusters start equal, so agreement cannot decide between them. A client that has
+  not trained yet therefore takes the cluster of its number modulo C.
 - Server optimisers, which the paper does not have, keep their state for each cluster.
 """
 
@@ -227,7 +227,7 @@ class FeatARCClustered(FeatARC):
     def reply_fault(
         self, step: str, down: Mapping[str, Any], up: Mapping[str, Any], examples: int
     ) -> str | None:
-        """Refuse a choice that is none of the clusters."""
+        """Refuse a choice that is not one of the clusters."""
         if step == "choose" and up["cluster"] not in range(self.clusters):
             return f"`cluster` is {up['cluster']:g}, not a whole number below {self.clusters}"
         return super().reply_fault(step, down, up, examples)

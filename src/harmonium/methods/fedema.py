@@ -27,8 +27,8 @@ Where paper and released code (EasyFL) differ:
 - `selective` is the code's option for partial participation: a client that did not train in the
   previous round starts from the received model, target included.
 
-FedSC's re-implementation has m the other way round, so that clients that diverge keep less. That is
-not what FedEMA's paper says, and is not offered.
+FedSC's re-implementation has m the other way round, so that clients that diverge keep less. That
+contradicts FedEMA's paper and is not offered.
 """
 
 from __future__ import annotations
@@ -82,5 +82,5 @@ class FedEMA(OwnTargets):
             if not divergence:
                 return 0.0
             scaler = client.state["scaler"] = self.tau / divergence
-        # An infinite lambda is tested by itself, as inf * 0 would be no number.
+        # An infinite lambda is tested separately, as inf * 0 is NaN.
         return 1.0 if math.isinf(scaler) else min(1.0, scaler * divergence)

@@ -13,10 +13,11 @@ as `terms=proximal`.
     train   cohort    model: w^t   model: w, trained; loss
 
 FedStyle's adaptation (Yang et al., 2022, appendix, mu = 0.2) is `init_from_global: false`. Its
-LocalUpdate stores the received model as w_{k,g} but never loads it into w_k, so each client goes on
-from its own model, is pulled towards w_{k,g} and sends its own. Then a client keeps w_k (`mine` in
-its state), which starts from the common initialisation. With mu = 0 that is training alone, and the
-server has the average of such models. The server remembers nothing but the model in either form.
+LocalUpdate stores the received model as w_{k,g} but never loads it into w_k, so each client
+continues its own model, is pulled towards w_{k,g} and sends its own. Then a client keeps w_k
+(`mine` in its state), which starts from the common initialisation. With mu = 0 that is training
+alone, and the server has the average of such models. The server remembers nothing but the model in
+either form.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class FedRep(Method):
         heads = [
             name for name in not_encoder if any(p.requires_grad for p in parts[name].parameters())
         ]
-        # EMA copies and queues: in neither phase frozen, in neither phase reached by a gradient.
+        # EMA copies and queues are frozen in neither phase and never get a gradient.
         untrained = [name for name in not_encoder if name not in heads]
         context = Context(me=client.id, anchor=got.model)
         if heads:  # phase 1: all but the encoder, which `fit` freezes in evaluation mode

@@ -3,7 +3,7 @@
 A variant of FedSC (Jing et al., FedSC: Provable Federated Self-supervised Learning with Spectral
 Contrastive Objective over Non-i.i.d. Data, 2024) for several local steps a round, in the manner of
 SCAFFOLD (Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning,
-2020). It is published in neither. Symbols are those of `fedsc`, and further
+2020). It appears in neither paper. Symbols are those of `fedsc`, and
 
     theta_0     the model that a round starts from; R_j^0 is R_j at theta_0
     R           correlation matrix of all images, the sum of q_j R_j
@@ -29,7 +29,7 @@ and minimises, as twice an equation as in `fedsc`,
 kappa = 0 is FedSC's `share`. For every kappa the gradients at theta_0, weighted by q_j, add up to
 that of L: what c_j R_j adds, -c_j R_j^0 in S_j takes away. kappa = 1 is the local spectral contrast
 with a linear correction, SCAFFOLD in the space of matrices. Then the sum of q_j L_j, all at one
-model, touches L at theta_0 (but for a constant) and is nowhere below it, for |sum q_j D_j|^2 <= sum
+model, touches L at theta_0 (up to a constant) and is nowhere below it, as |sum q_j D_j|^2 <= sum
 q_j |D_j|^2 with D_j = R_j - R_j^0: a step that lowers it lowers L. That is safe and slow: clients
 of different classes should move apart, and kappa = 1 charges each as if all followed it. The
 default lies between.
@@ -42,7 +42,7 @@ Messages, of the same size as those of `fedsc`
     train       the cohort                   model, correction:     model, loss
                                              S_j packed, weight: c_j
 
-The server remembers what it does under `fedsc`; clients keep nothing. Matrices of absent clients
+The server remembers the same as under `fedsc`; clients keep nothing. Matrices of absent clients
 stay as they are, with their age. If R_j of a client is unknown because its answer was lost, kappa
 is 0 for it: R^0 - q_j R_j^0 is the sum over the others. If no other client's matrix is known, c_j
 is 1 and S_j is 0: FedAvg with the spectral loss. Between exchanges (`every`) the matrices are those
@@ -80,7 +80,7 @@ class ControlledFedSC(FedSC):
 
     paper = "a variant of Jing et al., 2024"
 
-    # No settings here: kappa takes their place, from `share`, where kappa is 0.
+    # Not settings of this variant, which kappa replaces: kappa = 0 is `share`.
     coefficient: Literal["share"] = field(init=False, default="share")
     final: float = field(init=False, default=0.0)
 

@@ -2,7 +2,7 @@
 
 `ORDER` lists them once. A message that leaves passes them from first to last, at the server
 (`outgoing`) and at the client (`reply`); a message that arrives passes them from last to first
-(`received`, `arrived`). What the replies came to passes `folded`.
+(`received`, `arrived`). The combined replies pass `folded`.
 
     plan or handler
       ValueChecks      arrived: shapes and ranges of values, and what the method knows of a reply
@@ -16,7 +16,7 @@
 
 To add a filter, write a module with a `Filter` and add it to `ORDER`.
 
-Two things act on messages and are no filters, because they need more than one message:
+Two things act on messages but are not filters, because they need more than one message:
 
 - Masks of secure aggregation (`federation/secure_aggregation`) take the place of rounding, which
   they exclude, and of the checks on arrival, since the server never sees a single reply. They need

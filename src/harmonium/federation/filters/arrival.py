@@ -4,7 +4,7 @@ A client may send anything. Its reply must carry the declared fields and no othe
 (`DeclaredFields`), with the declared shapes and values of a sane size (`Field.shape`,
 `Tally.refusal`), and must pass what its method knows of an honest reply (`Method.reply_fault`). All
 of it is checked before any of it is added up. A client whose reply fails is refused by name, and
-the round goes on without it.
+the round continues without it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _extent(method: Method, field: Field, examples: int) -> tuple[int, int]:
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[Size, ...]) -> bool:
-    """Whether a shape is as it was declared.
+    """Whether a shape is the declared one.
 
     >>> _fits((3, 128), (range(9), 128)), _fits((9, 128), (range(9), 128))
     (True, False)

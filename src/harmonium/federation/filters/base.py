@@ -1,4 +1,4 @@
-"""What a message filter is: five hooks, each of which leaves its message unchanged by default."""
+"""The base of message filters: five hooks, each of which passes its message on by default."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Filter:
     def folded(
         self, folded: Folded, examples: Mapping[ClientId, int], turn: tuple[int, int]
     ) -> Folded:
-        """Server: what the replies came to, on its way to the plan.
+        """Server: the combined replies on their way to the plan.
 
         Args:
             folded: the combined replies of at least one client.

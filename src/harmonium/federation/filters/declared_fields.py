@@ -13,25 +13,25 @@ if TYPE_CHECKING:
 
 
 class DeclaredFields(Filter):
-    """Refuses a message with other fields than declared, wherever it is."""
+    """Refuses a message with other fields than declared, at the server and at the client."""
 
     def outgoing(self, ask: Ask) -> Ask:
-        """Refuse an ask whose plan sends something else to a client."""
+        """Refuse an ask that sends other fields to a client."""
         for client in ask.to:
             self.received(ask.message_to(client))
         return ask
 
     def received(self, down: Message) -> Message:
-        """Refuse a message that does not hold what the handler receives."""
+        """Refuse a message without the fields that the handler receives."""
         check(called(self.method), self.exchange, "down", down)
         return down
 
     def reply(self, client: Client, down: Message, up: Message) -> Message:
-        """Refuse a reply of a handler that does not hold what it says it sends."""
+        """Refuse a handler's reply without the fields that it declares."""
         check(called(self.method), self.exchange, "up", up)
         return up
 
     def arrived(self, asked: Asked, up: Message) -> Message:
-        """Refuse a reply of a client that does not hold what its handler sends."""
+        """Refuse a client's reply without the fields that its handler declares."""
         check(called(self.method), self.exchange, "up", up)
         return up

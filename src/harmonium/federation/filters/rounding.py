@@ -2,7 +2,7 @@
 
 A model goes down in half precision. A client sends up the change of the model that it received, in
 half precision or in 8 bits with a scale for every row of a tensor; weights that are not a changed
-model, such as SCAFFOLD's control variates, are rounded as they are. The server adds a change to its
+model, such as SCAFFOLD's control variates, are rounded directly. The server adds a change to its
 own model, which it never rounds, so small steps add up over rounds. Plans, folds and aggregations
 see models in full precision.
 
@@ -125,7 +125,7 @@ def pack(values: Weights, how: How) -> Weights:
 
 
 def unpack(packed: Mapping[str, Tensor], how: How) -> Weights:
-    """Float tensors from packed ones; WireError where they are not packed as `how` says."""
+    """Float tensors from packed ones; WireError if they are not packed according to `how`."""
     values = {}
     for key, value in packed.items():
         if how == "int8" and key.endswith(SCALE):
@@ -160,7 +160,7 @@ def _rows(value: Tensor) -> Tensor:
 
 
 class Rounding(Filter):
-    """Rounds weights when they leave and restores them when they arrive, as `transport` says."""
+    """Rounds weights when they leave and restores them on arrival, according to `transport`."""
 
     def outgoing(self, ask: Ask) -> Ask:
         """Round the weights of an ask."""
@@ -226,9 +226,7 @@ class Rounding(Filter):
             if key in keys and (shape := tuple(tensor.shape)) != layout[key].shape:
                 raise WireError(f"`{name}` {key} has shape {shape}, not {layout[key].shape}")
         change = unpack(packed, how)
-        if (
-            how == "none"
-        ):  # the client sent its model: take off the rounded one that it started from
+        if how == "none":  # the client sent its model: subtract the rounded one it started from
             start = self._weights_before(name, self.received(asked.sent), asked.client)
             change = {k: v - start[k] if k in start else v for k, v in change.items()}
         before = self._weights_before(name, asked.down, asked.client)

@@ -62,7 +62,7 @@ class Updates:
         return self.noise > 0 and self.place == "server"
 
     def words(self) -> tuple[str, ...]:
-        """What it does, for people."""
+        """A description in plain words, for the card."""
         change = f"What a client's training changes in the model is shortened to {self.clip:g}"
         if not self.noise:
             bounds = "without noise, which bounds what a client can do and hides nothing"
@@ -126,7 +126,7 @@ def _check_nothing_else_is_sent(method: Method, trained: Mapping[str, Exchange])
 
 
 def _check_tensors(method: Method) -> None:
-    """Refuse a model with tensors that are sent and are not averaged as weights are."""
+    """Refuse a model that sends tensors which are not averaged like weights."""
     for key, slot in method.blueprint.layouts()["model"].items():
         if key.endswith(STATISTICS):
             raise ConfigError(
@@ -140,7 +140,7 @@ def _check_tensors(method: Method) -> None:
 
 
 def _check_average(method: Method, trained: Mapping[str, Exchange]) -> None:
-    """Refuse an average of which the server does not know how far one client moves it."""
+    """Refuse an average if the server cannot know how far one client moves it."""
     if method.aggregation.name != "mean":
         raise ConfigError(
             "privacy.update_place=server knows how far one client moves a mean, but not how far it "

@@ -1,26 +1,26 @@
 """Secure aggregation at a client: masks that cancel in the sum over clients.
 
 After Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, 2017,
-for a server that is curious but keeps to the protocol. One masked ask is four:
+for a server that is curious but follows the protocol. One masked ask takes four:
 
     mask_keys    a client makes two key pairs and a seed, and sends its public keys
-    mask_shares  it gets everyone's; it shares its seed and its masking key out, sealed to each peer
+    mask_shares  it gets everyone's, and sends each peer sealed shares of its seed and masking key
     (the ask)    it adds to its answer a mask from its seed and one from each pair of clients, which
-                 one of the two adds and the other takes away
+                 one of the two adds and the other subtracts
     unmask       it reveals shares of the seeds of those who answered, and of the masking keys of
                  those who did not; never both of one client, and nothing if too few are left
 
 Every step but the first gives the same answer to the same message, so a client that was stopped is
 simply asked again. Another message for the same step is declined: it would use a mask twice. When a
-whole ask is made again, with new masks, its answers are the same; so a client reveals shares for
-the same sum only, for two sums that differ by one client would show that client's answer. A sum
-that cannot be opened is therefore tried anew under another number (`fresh`), with new keys and with
+whole ask is repeated, with new masks, its answers are the same; so a client reveals shares for the
+same sum only, because two sums that differ by one client would show that client's answer. A sum
+that cannot be opened is therefore retried under another number (`fresh`), with new keys and with
 other random draws in training, as in another round.
 
-A client does not trust its peers. A share that does not open is not held against the client that
-received it: it takes part, reveals nothing in that place, and the server compares what everybody
-says (`unmasking`). Secrets come from the operating system. They cancel, so a result does not depend
-on them. A client deletes them when it has revealed its shares, when it makes new ones, and at the
+A client does not trust its peers. A share that does not open does not exclude the client that
+received it: it takes part, reveals nothing in that place, and the server compares all revealed
+shares. Secrets come from the operating system. They cancel, so a result does not depend on them. A
+client deletes them when it has revealed its shares, when it makes new ones, and at the
 end of the run, on every engine.
 """
 
@@ -67,13 +67,13 @@ DIGEST = 16  # bytes of a share's digest
 _CHUNK = 1 << 17  # numbers of a mask that are made at once: they stay in the cache
 _ZEROS = bytes(8 * _CHUNK)
 _NONCE = bytes(12)  # one for all: every key is used once
-_SUMS = 32  # of the last so many answers a client knows in which sum they are
+_SUMS = 32  # last answers of which a client remembers the clients in their sum
 _NUMBERS = 1 << 12  # more than a round has asks
 _TRIES = 1 << 18  # numbers that another try of an ask may get
 
 
 def fresh(ask: int) -> int:
-    """A number for another try of an ask, by which its keys and random draws are others.
+    """A number for another try of an ask, which gives it new keys and random draws.
 
     It is drawn at random, because a server that was killed does not know which were used before.
     """
@@ -95,9 +95,9 @@ class Roster:
 
     clients: tuple[ClientId, ...]
     keys: Tensor  # (clients, 64) uint8: of each, the key to seal for it and the key of its masks
-    total: int  # examples of all of them; no client is told another's
+    total: int  # examples of all of them; no client learns another's
     run: tuple[int, ...]  # the run's seed, the round and the ask
-    threshold: int  # shares that give a secret back
+    threshold: int  # shares that recover a secret
 
     @classmethod
     def read(cls, down: Mapping[str, Any], run: tuple[int, ...], masks: Masks) -> Roster:
@@ -116,31 +116,31 @@ class Roster:
 
     @cached_property
     def digest(self) -> bytes:
-        """What all keys of this ask are bound to."""
+        """The digest that all keys of this ask are bound to."""
         facts = {**self.tree(), "run": list(self.run), "threshold": self.threshold}
         return hashlib.sha256(codec.encode(facts)).digest()
 
     @property
     def liars(self) -> int:
-        """How many clients may keep to other rules: as many as the sum can do without, or one."""
+        """How many clients may break the protocol: as many as the sum can do without, or one."""
         return max(1, len(self.clients) - self.threshold)
 
     def place(self, client: ClientId) -> int:
-        """Where a client stands; its shares are those at the point after that."""
+        """A client's position, from 0; its shares are those at the point one higher."""
         if client not in self.clients:
             raise WireError(f"client {client} has no part in this masked ask")
         return self.clients.index(client)
 
     def seal_key(self, client: ClientId) -> bytes:
-        """What to seal for a client with."""
+        """The public key to seal shares for a client with."""
         return self.keys[self.place(client), :SECRET].numpy().tobytes()
 
     def mask_key(self, client: ClientId) -> bytes:
-        """What a client's masks with others are made from."""
+        """The public key from which a client's masks with others are derived."""
         return self.keys[self.place(client), SECRET:].numpy().tobytes()
 
     def weighing(self, examples: Mapping[ClientId, int], uniform: bool) -> Weighing:
-        """What weighs those clients whose numbers of examples are known."""
+        """The weights of those clients whose numbers of examples are known."""
         return Weighing(examples, self.total, len(self.clients), uniform)
 
 
@@ -154,13 +154,13 @@ class Keyring:
     masks: Masks
 
     def answer(self, step: str, down: Mapping[str, Any], examples: int) -> dict[str, Tensor]:
-        """What this client says in one of the asks around the method's own."""
+        """This client's reply to one of the asks around the method's own."""
         if step == "mask_keys":
             return self._offer()
         return self._deal(down, examples) if step == "mask_shares" else self._reveal(down)
 
     def _offer(self) -> dict[str, Tensor]:
-        """New secrets, in place of those of any ask before."""
+        """Make new secrets, which replace those of earlier asks; returns the public keys."""
         new = {name: secrets.token_hex(SECRET) for name in ("sealing", "masking", "seed", "deal")}
         self._write({"run": list(self.run), "opened": self._stored().get("opened", {}), **new})
         keys = [public_of(bytes.fromhex(new[name])) for name in ("sealing", "masking")]
@@ -202,11 +202,11 @@ class Keyring:
         }
 
     def open(self, given: Any, asked: str) -> Opened:
-        """Break the seals of the shares that came with the method's own ask.
+        """Open the sealed shares that came with the method's own ask.
 
         Args:
             given: who takes part in the sum, and the shares that they sent.
-            asked: a digest of all else that the answer depends on, which may never be another.
+            asked: a digest of all else that the answer depends on, which must not change.
         """
         if not isinstance(given, Mapping):
             raise Decline("it answers only under secure aggregation, and this ask has no masks")
@@ -228,7 +228,7 @@ class Keyring:
             box = _box(sealing, roster, self.client, peer, self.client)
             try:
                 pair = box.decrypt(_NONCE, row.numpy().tobytes(), None)
-            except InvalidTag:  # its sender's fault, or the carrier's: the others need not suffer
+            except InvalidTag:  # the sender's or the server's fault; other shares still count
                 shut.append(peer)
                 pair = bytes(2 * shamir.WIDTH)
             shares[peer] = pair.hex()
@@ -307,7 +307,7 @@ class Opened:
     def mask(
         self, declared: Mapping[str, Field], up: Mapping[str, Any], reach: Reach, *, uniform: bool
     ) -> dict[str, Any]:
-        """The answer as whole numbers under masks; a value that cannot be summed declines."""
+        """The answer as whole numbers under masks; declines if a value cannot be summed."""
         weighing = self.roster.weighing({self.client: self.examples}, uniform)
         if reason := unfit(declared, self.client, up, weighing) or reach.excess(up):
             raise Decline(reason)
@@ -321,7 +321,7 @@ class Opened:
 
 
 def _shaped(declared: Mapping[str, Field], up: Mapping[str, Any], vector: Tensor) -> dict[str, Any]:
-    """A masked vector cut as the answer was; a tensor outside the model comes with its type."""
+    """A masked vector in the answer's shapes; a tensor outside the model comes with its type."""
     shaped: dict[str, Any] = {}
     start = 0
     for name in declared:
@@ -352,7 +352,7 @@ def _agreed(private: bytes, public: bytes, purpose: bytes, owner: ClientId) -> b
         point = X25519PrivateKey.from_private_bytes(private).exchange(
             X25519PublicKey.from_public_bytes(public)
         )
-    except ValueError:  # a point of small order, with which anybody could know the shared secret
+    except ValueError:  # a point of small order, for which anybody can compute the shared secret
         raise WireError(f"client {owner} sent an invalid key") from None
     return HKDF(SHA256(), SECRET, salt=None, info=purpose).derive(point)
 
@@ -393,7 +393,7 @@ def stream(key: bytes, count: int) -> bytes:
 
 
 def marked(seed: bytes) -> bytes:
-    """A seed as it is shared: with a digest, which shows that shares belong together."""
+    """A seed with its digest, which shows that shares belong together."""
     return seed + hashlib.sha256(b"harmonium seed" + seed).digest()
 
 

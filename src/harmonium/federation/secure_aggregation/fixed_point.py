@@ -25,7 +25,7 @@ from harmonium.learning.contract import called
 if TYPE_CHECKING:
     from harmonium.federation.method import Method
 
-FEWEST = 3  # in a sum of two, each of them learns the other's
+FEWEST = 3  # in a sum of two, each learns the other's value
 FAR = 10.0  # longest change of what is trained, in lengths of the model that was sent
 WIDE = 1e4  # largest number in the rest of a model, in sizes of the largest one that was sent
 ROOM = 62  # bits that a sum may fill; with more its sign would be lost
@@ -126,7 +126,7 @@ class Weighing:
 
     examples: Mapping[ClientId, int]  # registered numbers; a client knows its own alone
     total: int  # examples of all who began
-    began: int  # how many those are
+    began: int  # number of clients that began
     uniform: bool  # weight clients uniformly instead of by examples
 
     def share(self, part: Field, client: ClientId, up: Mapping[str, Any]) -> float:
@@ -139,7 +139,7 @@ class Weighing:
         return float(weight) / max(self.total, 1)
 
     def whole(self, part: Field, counted: list[ClientId], sums: Mapping[str, Any]) -> float:
-        """What to divide a sum over some clients by; `sums` has the fields that weigh others."""
+        """The divisor of a sum over some clients; `sums` has the fields that weight others."""
         if part.fold == "sum":
             return 1.0
         if part.by not in (None, EXAMPLES):
@@ -162,7 +162,7 @@ class Reach:
 
     @classmethod
     def of(cls, method: Method, declared: Exchange, down: Mapping[str, Any]) -> Reach:
-        """The reach of an exchange, by what is sent to clients."""
+        """The reach of an exchange, given what is sent to clients."""
         sent = down.get("model", {}) if changes_model(declared) else {}
         trained, updates = method.blueprint.layouts()["parameters"], method.updates
         if updates is None:

@@ -8,16 +8,16 @@ A client may lie in each of the four answers. What the server can see, and what 
     mask_keys    no key at all: refused. Another's key: its owner cannot open what is sealed for it
     mask_shares  shares that do not open, or are not those of the digests: a contradiction between
                  the client that dealt a share and the one that reveals it
-    (the ask)    not cut as the answers of the majority are: left out of the sum. False numbers or
-                 masks: the sum is out of range (`_means`), or it is not and nobody can tell
+    (the ask)    other shapes than most answers have: left out of the sum. False numbers or masks:
+                 the sum is out of range (`_means`), or it is not and nobody can tell
     unmask       a share that was not dealt: the same contradiction
 
 Every share is known by the digest that its dealer sent, and only shares that agree with it are
-used. Two clients that keep to the protocol never contradict each other. So whoever contradicts more
-clients than may lie (`Roster.liars`) is a liar, and so is whoever dealt shares that agree with
-their digests but not with each other. Of two clients that contradict only one another nobody can
+used. Two clients that follow the protocol never contradict each other. So a client that contradicts
+more clients than may lie (`Roster.liars`) is a liar, and so is one that dealt shares which agree
+with their digests but not with each other. If two clients contradict only each other, nobody can
 tell which one lies. Liars are named. The sum is opened without their shares if enough others are
-left; else the ask is tried anew, without them and with new keys (`Shut`).
+left; otherwise the ask is retried, without them and with new keys (`Shut`).
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ from harmonium.federation.secure_aggregation.fixed_point import (
 from harmonium.federation.wire import EXAMPLES, MASKS, Ask, Exchange, Field, Folded
 from harmonium.learning.parts import Layouts
 
-Take = Callable[[ClientId, Mapping[str, Any]], str | None]  # counts an answer, or says why not
+Take = Callable[[ClientId, Mapping[str, Any]], str | None]  # counts an answer, or returns why not
 Steps = Generator[tuple[Ask, Take], list[ClientId], Folded]
 Shapes = dict[str, Mapping[str, torch.Size]]  # by field and tensor
-TRIES = 3  # how often an ask is made whose sum cannot be opened
+TRIES = 3  # times that an ask is made if its sum cannot be opened
 
 
 class Shut(NotEnoughReplies):
@@ -110,8 +110,8 @@ class SecureSum:
         self._rows: dict[ClientId, Tensor] = {}  # sealed shares by sender
         self._digests: dict[ClientId, Tensor] = {}
         self._revealed: dict[ClientId, Tensor] = {}  # revealed shares by who reveals
-        self._cuts: list[Shapes] = []  # those of the answers, each once
-        self._sums: list[np.ndarray] = []  # of the answers that are cut so
+        self._cuts: list[Shapes] = []  # the different shapes of answers
+        self._sums: list[np.ndarray] = []  # of the answers with each of these shapes
         self._cut_as: dict[ClientId, int] = {}
 
     def steps(self) -> Steps:
@@ -151,7 +151,7 @@ class SecureSum:
         keys = tensor_of(up, "keys", torch.uint8, (2 * SECRET,))
         for both in (keys, keys.roll(SECRET)):  # the key of its masks, then the key to seal for it
             roster = Roster((client,), both[None], 0, self._run, 1)
-            pair_key(secrets.token_bytes(SECRET), roster, client)  # refuses what is no key
+            pair_key(secrets.token_bytes(SECRET), roster, client)  # refuses an invalid key
         self._keys[client] = keys
         return None
 
@@ -163,7 +163,7 @@ class SecureSum:
         return None
 
     def _take_masked(self, client: ClientId, up: Mapping[str, Any]) -> str | None:
-        """Add a masked answer to the sum of those that are cut like it."""
+        """Add a masked answer to the sum of those with the same shapes."""
         shapes = self._cut(up)
         if shapes not in self._cuts:
             size = sum(shape.numel() for cut in shapes.values() for shape in cut.values())
@@ -178,7 +178,7 @@ class SecureSum:
         return None
 
     def _alike(self, answered: Sequence[ClientId], least: int) -> list[ClientId]:
-        """Those whose answers are cut as most are, for one sum; the others are named."""
+        """The clients whose answers have the most common shapes; the others are named."""
         which = max(range(len(self._cuts)), key=list(self._cut_as.values()).count)
         self._shapes, self._total = self._cuts[which], self._sums[which]
         for client in answered:
@@ -248,9 +248,9 @@ class SecureSum:
         raise Shut(why)
 
     def _agreed(self) -> dict[ClientId, dict[int, bytes]]:
-        """Of each client's secret the shares that agree with their digests, by point.
+        """The shares of each client's secret that agree with their digests, by point.
 
-        Who contradicts whom follows from the others.
+        The other shares show which clients contradict each other.
         """
         agreed: dict[ClientId, dict[int, bytes]] = {owner: {} for owner in self._joined}
         against: dict[ClientId, set[ClientId]] = {client: set() for client in self._joined}
@@ -273,7 +273,7 @@ class SecureSum:
         return agreed
 
     def _joined_up(self, owner: ClientId, shares: Mapping[int, bytes]) -> bytes | None:
-        """A secret from as many shares as it takes; None if they do not belong together."""
+        """A secret from as many shares as it needs; None if they do not belong together."""
         counted = owner in self._counted
         try:
             secret = shamir.join(shares, _pulls(tuple(shares)), (2 if counted else 1) * SECRET)
@@ -331,7 +331,7 @@ class SecureSum:
         return Folded(ids=list(self._counted), **result)
 
     def _means(self, sums: Mapping[tuple[str, str], Tensor]) -> dict[str, dict[str, Tensor]]:
-        """Every field's sum or mean; refused if honest clients could not have it."""
+        """Every field's sum or mean; refused if it cannot come from honest clients."""
         weights = {name: float(value) for (name, key), value in sums.items() if key == ""}
         weighing = self._roster.weighing(self._examples, self._uniform)
         means: dict[str, dict[str, Tensor]] = {}

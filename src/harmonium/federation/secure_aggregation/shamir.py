@@ -18,7 +18,7 @@ def split(secret: bytes, count: int, threshold: int, chance: bytes) -> list[byte
     Args:
         secret: at most 64 bytes.
         count: how many shares.
-        threshold: how many of them give the secret back.
+        threshold: how many of them recover the secret.
         chance: at least WIDTH * (threshold - 1) random bytes that nobody else knows.
     """
     if len(chance) < WIDTH * (threshold - 1):

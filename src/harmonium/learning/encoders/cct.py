@@ -48,7 +48,7 @@ class CCT(Encoder):
         return self.dim
 
     def build(self, channels: int, side: int) -> nn.Module:
-        """Tokens, positions, layers, norm and pooling, drawn as the authors do."""
+        """Tokens, positions, layers, norm and pooling, initialised as in the authors' code."""
         filters: list[nn.Module] = []
         for wide in (self.dim // 2, self.dim):
             filters += [nn.Conv2d(channels, wide, 3, 1, 1, bias=False), nn.ReLU(inplace=True)]
@@ -73,7 +73,7 @@ class CCT(Encoder):
 
 
 class Tokens(nn.Module):
-    """A map as a sequence, row by row."""
+    """A feature map as a sequence of tokens, row by row."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, dim, side, side) to (n, tokens, dim)."""
@@ -147,7 +147,7 @@ class SequencePool(nn.Module):
 
 
 def drop_images(x: Tensor, rate: float) -> Tensor:
-    """Set whole images of (n, tokens, dim) to zero at `rate`; the others make up for them."""
+    """Set whole images of (n, tokens, dim) to zero at `rate`; the others are scaled up."""
     if rate == 0:
         return x
     return x * functional.dropout(x.new_ones(len(x), 1, 1), rate)

@@ -57,7 +57,7 @@ class Cnn5(Plain):
 
     FedCA says no more than "5-layer CNN" with 2,048 features, so widths and pooling are ours:
     64-128-256-256-256 channels, max-pooling after the first, the second and the fifth, then a
-    2x2 map whatever the image's side, of which 8 pixels are the least.
+    2x2 map for images of any side from 8 pixels.
 
     >>> sum(p.numel() for p in Cnn5().build(channels=3, side=32).parameters())
     3651136

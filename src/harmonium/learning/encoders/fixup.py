@@ -1,9 +1,9 @@
 """Fixup: a residual network that needs no normalisation (Zhang et al., 2019).
 
-Every block starts as its shortcut, for its last convolution starts at zero, and the other one
-starts smaller by the root of the number of blocks. Single numbers that are added before every
-convolution and one that multiplies the branch take the place of the normalisation's. The shortcut
-has no parameters, and there is no classifier.
+Every block starts as its shortcut, because its last convolution starts at zero, and the other one
+starts smaller by the root of the number of blocks. Learned scalars, added before every convolution
+and multiplied with the branch, replace those of a normalisation. The shortcut has no parameters,
+and there is no classifier.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def _adapted(builder: Any, name: str, skip: int) -> type[Encoder]:
 
 
 def _hint(builder: Any, name: str, default: Any) -> Any:
-    """What a setting may be: as annotated if that is plain, else as its default is."""
+    """The type of a setting: its annotation if that is plain, else the type of its default."""
     try:
         target = vars(builder).get("__init__", builder) if isinstance(builder, type) else builder
         hint = typing.get_type_hints(target).get(name)

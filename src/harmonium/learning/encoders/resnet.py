@@ -1,10 +1,9 @@
 """ResNet: residual networks for small and for large images (He et al., 2016).
 
 Two families of the paper: 18, 34 and 50 layers with four stages from 64 channels on, and 20 layers
-with three stages from 16 channels on, to which a smaller sister of 8 layers is added. Departures,
-all usual today: small images have a stem that keeps their side, every shortcut that changes the
-shape is a 1x1 convolution, bottlenecks halve the side in their 3x3 convolution, and GroupNorm is
-the default.
+with three stages from 16 channels on, plus a smaller one of 8 layers. Departures, all usual today:
+small images have a stem that keeps their side, every shortcut that changes the shape is a 1x1
+convolution, bottlenecks halve the side in their 3x3 convolution, and GroupNorm is the default.
 """
 
 from __future__ import annotations
@@ -97,11 +96,12 @@ class ResNet(Convolutional):
 
 
 class ChannelsFirst(nn.Module):
-    """Puts the channels first in memory, for layers keep the layout in which views come."""
+    """Puts the channels first in memory, because layers keep the layout of the views."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape to the same."""
-        return x.clone(memory_format=torch.contiguous_format)  # grey ones are both: always copy
+        # Always a copy: grey images are in both layouts at once.
+        return x.clone(memory_format=torch.contiguous_format)
 
 
 class Residual(nn.Module):
@@ -113,7 +113,7 @@ class Residual(nn.Module):
         self.shortcut = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, channels, side, side) to as many channels and as small a side as the branch says."""
+        """(n, channels, side, side) to the channels and the side of the branch's output."""
         return torch.relu_(self.branch(x) + self.shortcut(x))
 
 

@@ -1,9 +1,9 @@
-"""Barlow Twins: the same dimension of two views agrees, different dimensions say different things.
+"""Barlow Twins: the same dimension of two views agrees, different dimensions are decorrelated.
 
 Zbontar et al., Barlow Twins: Self-Supervised Learning via Redundancy Reduction, 2021, eq. 1 and 2.
-The cross-correlation of the two views, taken over the batch, is drawn to the identity. Published
-with a projector of three layers of 8192 and batches of 2048; small encoders do with their own
-width, but a batch should not be much smaller than the projection. The released code passes each
+The cross-correlation of the two views over the batch is pulled towards the identity. The paper has
+a projector of three layers of 8192 and batches of 2048; for small encoders their own width is
+enough, but a batch should not be much smaller than the projection. The released code passes each
 view through the network by itself.
 """
 
@@ -49,7 +49,7 @@ class BarlowTwins(Objective):
         check(self, "at least 1", lambda size: size >= 1, "hidden", "out", "layers")
 
     def build(self, modules: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
-        """A projector without biases, for standardising takes them away; averaged."""
+        """A projector without biases, which standardising would cancel; averaged."""
         inner = [self.hidden or dim] * (self.layers - 1)
         return {"projector": Part(mlp(dim, *inner, self.out or dim, norm=self.norm, bias=False))}
 

@@ -94,7 +94,7 @@ def bound(loss: Tensor, batch: int) -> Tensor:
 
     Args:
         loss: InfoNCE without further negatives, a scalar.
-        batch: rows in that very batch; a last, smaller batch has another bound.
+        batch: rows in that batch; a smaller last batch has another bound.
 
     >>> bound(torch.tensor(0.5), 1).item()
     -0.5

@@ -42,7 +42,7 @@ class Queue(nn.Module):
         self._offered = functional.normalize(rows.detach())
 
     def push(self) -> None:
-        """Take in what was offered last, over the oldest rows; only the newest `size` fit."""
+        """Replace the oldest rows by those offered last; only the newest `size` fit."""
         if self._offered is None:
             return
         size = len(self.rows)

@@ -7,12 +7,12 @@ linear layer on the encoder's output predicts the label from both views:
 
     L = L(unlabelled) + sum over classes c of L(images of c) + CE(first view) + CE(second view)
 
-Each L is a mean over its own images. With `terms=uv` this is eq. 13, of which the printed version
-lost one client term. A class with one image has no negatives, so contrast would add nothing, and it
-is left out. SimSiam compares images of a class with each other (section 4): all
-ordered pairs, or, with `pairs: same`, the two views of each image only. A client without labels
-minimises the plain objective. Views share a BatchNorm pass or not as in the plain objective; the
-paper's networks have no BatchNorm.
+Each L is a mean over its own images. With `terms=uv` this is eq. 13, whose printed version lacks
+one client term. A class with one image has no negatives, so contrast would add nothing, and it is
+left out. SimSiam compares images of a class with each other (section 4): all ordered pairs, or,
+with `pairs: same`, the two views of each image only. A client without labels minimises the plain
+objective. Views share a BatchNorm pass or not as in the plain objective; the paper's networks have
+no BatchNorm.
 """
 
 from __future__ import annotations

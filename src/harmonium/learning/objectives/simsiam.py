@@ -1,7 +1,7 @@
 """SimSiam: a predictor maps the projection of one view to that of the other, with a stop-gradient.
 
 Chen and He, Exploring Simple Siamese Representation Learning, 2021. The target side gets no
-gradient; with that and BatchNorm it does not collapse, although the loss would not notice. Watch
+gradient; with that and BatchNorm it does not collapse, which the loss alone would not show. Watch
 `harmonium.evaluation.geometry.spread` of the projections: about 1 is healthy, 0 is collapse. With
 GroupNorm it collapses easily (Louizos et al., 2024).
 

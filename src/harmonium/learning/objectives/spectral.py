@@ -7,12 +7,13 @@ Loss, 2021. Three forms are in use, and their numbers differ:
 - `fedsc` (Jing et al., 2024, eq. 1 and 5): by correlation matrices, so same-view pairs and every
   row with itself count too. It is twice the equation (80 in the appendix), as in the released
   code, for which its learning rates were chosen;
-- `orchestra`, a baseline of Lubana et al., 2022: cosines of what one more linear layer, named
-  centroids, makes of unit projections.
+- `orchestra`, a baseline of Lubana et al., 2022: cosines of the outputs of one more linear layer,
+  named centroids, on unit projections.
 
 The first two shorten projections to a norm of at most sqrt(mu), without which they could grow
-forever. HaoChen's projector is 2048 and 1000 wide and ends in BatchNorm; small encoders do with
-their own width and without it. All three codes pass each view through the networks by itself.
+without bound. HaoChen's projector is 2048 and 1000 wide and ends in BatchNorm; for small encoders
+their own width is enough, without BatchNorm. All three codes pass each view through the networks by
+itself.
 """
 
 from __future__ import annotations

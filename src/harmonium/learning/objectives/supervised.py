@@ -1,4 +1,4 @@
-"""Supervised learning: predict the labels, for comparison with learning that has none.
+"""Supervised learning: predict the labels, for comparison with learning without them.
 
 McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017:
 FedAvg as it was first published, and the upper reference of most federated self-supervised papers.

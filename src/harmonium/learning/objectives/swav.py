@@ -7,7 +7,7 @@ keeps the features from collapsing.
 All views are assigned and all predict each other; the paper's small crops, which only predict, are
 not made here. The queue that enlarges the assignment holds the projections of all views together,
 where the released code has one for each view. Sizes are for small federated clients: the paper
-has 3000 prototypes, a projector 2048 wide, and holds prototypes still for 313 steps. The released
+has 3000 prototypes, a projector 2048 wide, and freezes prototypes for 313 steps. The released
 code passes crops of one size through the network as one batch, so views share a BatchNorm pass.
 """
 
@@ -64,7 +64,7 @@ class SwAV(Objective):
 
     @property
     def by_projections(self) -> bool:
-        """The queue takes in projections and adds nothing of its own to a view."""
+        """True: beyond the inherited outputs, `see` only offers projections to the queue."""
         return True
 
     def build(self, modules: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
@@ -95,7 +95,7 @@ class SwAV(Objective):
         return swapped_prediction(scores, codes, self.temperature)
 
     def _earlier(self, parts: Parts) -> Tensor:
-        """The rows of a queue that images have filled, else none."""
+        """The rows of the queue once images have filled it, else none."""
         if not self.queue:
             return prototypes_of(parts).rows.new_empty(0, self.out)
         real = queue_of(parts).real()
@@ -107,13 +107,13 @@ class SwAV(Objective):
         return sinkhorn(together, self.iterations)[len(earlier) :]
 
     def prepare(self, parts: Parts, *, first: bool = False) -> None:
-        """Give averaged prototypes their unit length back."""
+        """Normalise averaged prototypes to unit length."""
         prototypes_of(parts).renormalise()
 
     def after_step(self, parts: Parts) -> None:
-        """Unit prototypes again, one more step counted, projections into the queue."""
+        """Normalise the prototypes, count the step, and add projections to the queue."""
         prototypes = prototypes_of(parts)
-        if prototypes.rows.requires_grad:  # else the method holds them still
+        if prototypes.rows.requires_grad:  # else the method has frozen them
             prototypes.renormalise()
             prototypes.steps += 1
         if self.queue:

@@ -1,8 +1,8 @@
 """EMA twins: slow copies of parts, whose outputs are an objective's targets.
 
-Who owns a twin between rounds is its share rule, and changes both results and bytes: `mean` sends
-and averages it like the encoder, `local` keeps it at the client, `fresh` starts it anew from the
-received model.
+The share rule of a twin sets who owns it between rounds, which changes both results and bytes:
+`mean` sends and averages it like the encoder, `local` keeps it at the client, `fresh` restarts it
+from the received model.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Bardes et al., VICReg: Variance-Invariance-Covariance Regularization for Self-Supervised Learning,
 2022, eq. 1 to 6. We follow the released code, which halves the variance term and takes the mean
-over dimensions of squared differences; its weights belong to that. No negatives, no normalised
-outputs, no stop-gradient. Published with a projector of three layers of 8192. The released code
-passes each view through the network by itself.
+over dimensions of squared differences; its weights belong to that. It has no negatives, normalised
+outputs or stop-gradient. The paper's projector has three layers of 8192. The released code passes
+each view through the network by itself.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class VICReg(Objective):
         check(self, "at least 1", lambda size: size >= 1, "hidden", "out", "layers")
 
     def build(self, modules: Mapping[str, nn.Module], dim: int, world: World) -> dict[str, Part]:
-        """A projector without biases, for the loss sees only differences; averaged."""
+        """A projector without biases, because the loss depends on differences only; averaged."""
         inner = [self.hidden or dim] * (self.layers - 1)
         return {"projector": Part(mlp(dim, *inner, self.out or dim, norm=self.norm, bias=False))}
 

@@ -1,8 +1,8 @@
 """Diagnosis: whether clients differ in content or in style, from sums over their images.
 
-A method of one ask that trains nothing. The question is of Louizos et al., A Mutual Information
-Perspective on Federated Contrastive Learning, 2024, section 2: user verification helps where labels
-tell clients apart and hurts where only their style does. The answer is ours;
+A method of one ask that trains nothing. The question is raised by Louizos et al., A Mutual
+Information Perspective on Federated Contrastive Learning, 2024, section 2: user verification helps
+where labels tell clients apart and hurts where only their style does. The answer is ours;
 `harmonium.studies.diagnosis` derives it from the sums.
 """
 
@@ -70,7 +70,7 @@ class Diagnosis(Method):
         }
     )
     def describe(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Add up what describes the client's images."""
+        """Add up the descriptors of the client's images."""
         count = len(client.examples)
         if count < LEAST:
             raise Decline(

@@ -1,10 +1,10 @@
-"""The descriptors of an image: its content alone, and a coarse copy of the image as it is.
+"""The descriptors of an image: its content alone, and a coarse copy of the whole image.
 
 Content is what stays when an image is turned, mirrored, or changed in colour, brightness or
 contrast; sharpness and grain change it little. Small filters stand on circles around the centre.
 Rotating an image moves their responses along the circles, so the magnitudes of the Fourier
 coefficients along each circle do not change. Responses of light filters and of edge filters are
-each divided by their own size: contrast scales both, blur above all the second. Nothing here is
+each divided by their own size: contrast scales both, blur mainly the second. Nothing here is
 learned or random: the same images give the same numbers everywhere.
 """
 

@@ -1,10 +1,10 @@
 """How far groups lie apart, from sums alone: a one-way analysis of variance in many dimensions.
 
-The figure is the Hotelling-Lawley trace with its expectation under equal means taken off. It is an
+The figure is the Hotelling-Lawley trace minus its expectation under equal means. It is an
 unbiased estimate of the groups' mean squared distance from the mean of all, counted in standard
 deviations within a group: sum over groups of n_k (m_k - m)' V^-1 (m_k - m) / N. With few images
-only the directions of most variance are used; these seem wider than they are, so that the figure
-comes out a little too low.
+only the directions of most variance are used; their variance is overestimated, so the figure is
+slightly too low.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEAST_VARIANCE = 1e-4  # directions with less, beside the largest, are rounding 
 
 @dataclass(frozen=True)
 class Sums:
-    """What groups add up to; all that is known of them."""
+    """Sums over groups, which are all that is known of them."""
 
     groups: int
     images: int
@@ -110,7 +110,7 @@ def spread(sums: Sums) -> Spread:
 
 
 def _axes(within: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """At most so many directions, those of most variance when every dimension counts alike.
+    """At most `most` directions, those of most variance when every dimension counts alike.
 
     Returns:
         The directions, scaled so that the scatter within groups is 1, `(d, size)`; and the

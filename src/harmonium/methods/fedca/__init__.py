@@ -34,13 +34,13 @@ Messages
 The server remembers the targets (`align_h`, `align_z`), `told`: the clients that have them, and the
 `dictionary`; under `sampling: replace` also the newest `rows` of every client, under `exclude_own`
 the `owners` of the dictionary's rows. A client keeps the targets and `ensemble`, all Z_i; a client
-that is absent for some rounds goes on with the Z_i that it has.
+that is absent for some rounds continues with its stored Z_i.
 
 Rows are per example: each belongs to one image, and by the dictionary it goes to all clients. The
 paper has no protection. Here `group` sends means of that many similar rows in their place, and
-`noise` adds counted noise to each row. Noise is counted for the row of an image alone, as the model
-goes unprotected beside it; it therefore needs rows by the received model, because a model that was
-trained on all images of a client carries each of them into every row.
+`noise` adds accounted noise to each row. Noise is accounted for the row of an image alone, as the
+model is sent without protection; it therefore needs rows by the received model, because a model
+that was trained on all images of a client carries each of them into every row.
 
 Where the paper is unclear
     - K = 1024, but line 9 concatenates all rows of all clients: see `dictionary.py`.
@@ -48,7 +48,7 @@ Where the paper is unclear
       local model, the default; the text before eq. 4, for a dictionary without moving averages,
       has the global model (`source: received`).
     - The sums of eq. 11 and 12 grow with the batch of public images; `reduction: mean` divides by
-      it. How that batch is chosen is not said; see `alignment.py`.
+      it. The paper does not say how that batch is chosen; see `alignment.py`.
     - The temperature t is not given. Recipes use 0.1.
     - The dictionary holds a client's own rows too, some of them of the very images that it
       contrasts, which then count as negatives of themselves. The paper keeps them. With
@@ -119,7 +119,7 @@ class DictionaryAndTargets(WithNegatives):
 
 
 def _rows_field(method: FedCA) -> Field:
-    """A client's rows: those with noise are guarded, means are statistics, none are public."""
+    """A client's rows: guarded if they have noise, a statistic if means, public if none."""
     per_image: Kind = "per_example" if method.size else "public"
     return Field(
         "statistic" if method.group > 1 else per_image,
@@ -325,7 +325,7 @@ class FedCA(Method):
     def reply_fault(
         self, step: str, down: Mapping[str, Any], up: Mapping[str, Any], examples: int
     ) -> str | None:
-        """Rows are no more than were asked for, of unit length, and of different images."""
+        """Refuse more rows than were asked for, rows not of unit length, and repeated rows."""
         fault = dictionary.rows_fault(up["rows"], int(down["count"])) if step == "train" else None
         return fault or super().reply_fault(step, down, up, examples)
 

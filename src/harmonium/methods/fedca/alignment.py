@@ -1,8 +1,8 @@
 """FedCA's alignment module: clients stay close to one model of public images (eq. 11 to 13).
 
-The server trains an alignment model (f_align, g_align) on public images D_align and sends what that
-model makes of them, the alignment targets h_align = f_align(x) and z_align = g_align(h_align), to
-every client once. Clients have the public images themselves. Targets take far fewer bytes than the
+The server trains an alignment model (f_align, g_align) on public images D_align and sends its
+outputs, the alignment targets h_align = f_align(x) and z_align = g_align(h_align), to every client
+once. Clients have the public images themselves. Targets take far fewer bytes than the
 model, which a client would use for nothing else.
 
 Everything here is in evaluation mode. Targets are computed once, by a model whose BatchNorm has
@@ -30,10 +30,10 @@ TARGETS: Mapping[str, Kind] = {"align_h": "public", "align_z": "public"}  # keys
 
 
 def alignment_batches(client: Client, size: int) -> Iterator[AlignmentBatch]:
-    """Public images with their targets, batch by batch, in a new order each time, for ever.
+    """Public images with their targets, batch by batch, endlessly, in a new order each pass.
 
     Each batch is a D_align^sub of eq. 11 and 12. The paper leaves open how that subset is chosen
-    and whether images are augmented; here each step takes the next `size` images, as they are.
+    and whether images are augmented; here each step takes the next `size` images, unaugmented.
     """
     while True:
         if client.public is None:

@@ -69,7 +69,7 @@ def quotas(
 def build_dictionary(rows: Mapping[str, Tensor], size: int) -> tuple[Tensor, Tensor]:
     """The dictionary of exactly `size` rows: drawn at random, some twice if there are too few.
 
-    Algorithm 1, line 9. Clients are taken in the order of their numbers, whoever answered first.
+    Algorithm 1, line 9. Clients are taken in the order of their numbers, not of their answers.
 
     Args:
         rows: what each client sent, (count, dim).
@@ -97,9 +97,9 @@ def build_dictionary(rows: Mapping[str, Tensor], size: int) -> tuple[Tensor, Ten
 
 
 def rows_fault(rows: Tensor, most: int) -> str | None:
-    """What shows that rows for the dictionary are not an honest client's; None if nothing does.
+    """Why rows for the dictionary cannot be an honest client's; None if they can.
 
-    Some images may be there twice and have the same row, but an honest client's rows differ for at
+    Some images may occur twice and have the same row, but an honest client's rows differ for at
     least half of its images.
 
     Args:
@@ -122,9 +122,9 @@ def rows_fault(rows: Tensor, most: int) -> str | None:
 
 
 def protected(client: Client, rows: Tensor, noise: float, group: int) -> Tensor:
-    """Unit rows as they leave the client: means of groups, rows with noise, or rows as they are.
+    """Unit rows to send: means of groups, rows with noise, or the rows unchanged.
 
-    Neither protection is in the paper. Rows get their unit length back afterwards.
+    Neither protection is in the paper. Rows are normalised again afterwards.
     """
     if group > 1:
         return functional.normalize(grouped_means(rows, group))
@@ -208,8 +208,8 @@ def message_sizes(size: int, sampling: Sampling, projector: nn.Module) -> dict[s
 def grouped_means(rows: Tensor, least: int) -> Tensor:
     """Means of groups of at least `least` similar rows each; (count, dim) to (count // least, dim).
 
-    Rows are halved again and again along their first principal direction, in proportion to the
-    groups that either half is to have.
+    Rows are halved recursively along their first principal direction, in proportion to the numbers
+    of groups in the halves.
 
     >>> grouped_means(torch.tensor([[0.0], [9.0], [1.0], [10.0]]), 2).flatten().sort().values
     tensor([0.5000, 9.5000])

@@ -35,7 +35,7 @@ each; and `asked`, how often each client was asked for one. Clients keep nothing
 R_{-j} rather than the mean of all matrices (Algorithm 1, lines 9, 16 and 20), which takes as many
 bytes and spares the client remembering the noisy R_j that it would have to subtract. No message is
 per example: R_j is a statistic over all images of a client, with noise if `epsilon` or `sigma` is
-set. The noise does not protect the model, which is sent beside it as it is.
+set. The noise does not protect the model, which is sent without noise.
 
 Where this code departs from the paper
     - Models are averaged by numbers of images. Line 23 prints the uniform mean, but eq. 6 needs
@@ -161,7 +161,7 @@ class FedSC(Method):
 
     @property
     def first_exchange(self) -> int:
-        """The round of the first exchange: not one whose noisy matrices no loss would use."""
+        """The round of the first exchange; noisy matrices that no loss would use are not sent."""
         return max(self.first, 2) if self.private and self.coefficient == "decay" else self.first
 
     @property
@@ -242,7 +242,7 @@ class FedSC(Method):
     def reply_fault(
         self, step: str, down: Mapping[str, Any], up: Mapping[str, Any], examples: int
     ) -> str | None:
-        """Refuse a matrix that is no correlation matrix, whatever its noise."""
+        """Refuse a matrix that cannot be a correlation matrix with the declared noise."""
         if step == "correlate":
             mu = self.spectral.mu
             sigma = sum(release.scale for release in self.costs(step, examples))
@@ -256,8 +256,8 @@ class FedSC(Method):
     def correlate(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Algorithm 2, DP-CalR: the mean of z z^T over views of all images, and noise.
 
-        In evaluation mode, so that no image moves another's z, as the sensitivity takes for
-        granted. Sums are in double precision: they are of thousands of rank-one matrices.
+        The model is in evaluation mode, so that no image moves another's z, as the sensitivity
+        assumes. Sums of thousands of rank-one matrices need double precision.
         """
         parts, images = self.pull(client, got.model).eval(), len(client.examples)
         total = torch.zeros(self.spectral.out, self.spectral.out, dtype=torch.float64)
@@ -265,7 +265,7 @@ class FedSC(Method):
             for batch in client.batches(self.passes, self.local.batch, least=1):  # lines 3 and 4
                 views = self.see(parts, batch).z
                 projections = torch.cat(views).double()
-                if self.private:  # one that is not finite would spoil, and so betray, everything
+                if self.private:  # a row that is not finite would show in the sum despite noise
                     projections = projections.nan_to_num(0.0, 0.0, 0.0)
                 clipped = shortened(projections, self.spectral.mu)  # line 5: to sqrt(mu)
                 total += clipped.T @ clipped / len(views)

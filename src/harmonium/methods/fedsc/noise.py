@@ -1,12 +1,12 @@
-"""Gaussian noise on correlation matrices: sensitivity, calibration, and what noise may explain.
+"""Gaussian noise on correlation matrices: sensitivity, calibration, and a plausibility check.
 
 Algorithm 2 (DP-CalR), line 8, adds N(0, sigma^2) to every entry of the correlation matrix
 R_j = (1 / n_j) sum over images of A(x), where A(x) is the mean of z z^T over the views of x,
 |z|^2 <= mu, and n_j is the number of images |D_j|. A(x) is positive semi-definite and
 |A(x)|_F <= mu.
 
-Sensitivity (paper and measurements disagree). The proof of Proposition 6.6 bounds what one image
-moves R_j by with mu / n_j. That is right if an image is added or removed while the divisor stays
+Sensitivity (paper and measurements disagree). The proof of Proposition 6.6 bounds how far one image
+moves R_j by mu / n_j. That is right if an image is added or removed while the divisor stays
 n_j (`add-remove`). If one image is replaced by another, the bound is
 
     |A - A'|_F = sqrt(|A|^2 + |A'|^2 - 2 <A, A'>) <= sqrt(2) mu,   as <A, A'> >= 0,
@@ -42,7 +42,7 @@ def sensitivity(mu: float, images: int, neighbours: Neighbours) -> float:
     Args:
         mu: largest squared norm of a projection.
         images: n_j, the divisor of the matrix.
-        neighbours: whether one image is replaced, or comes or goes.
+        neighbours: whether one image is replaced, or added or removed.
 
     >>> sensitivity(4.0, 100, "add-remove")
     0.04

@@ -138,7 +138,7 @@ class FedStyle(Method):
         check(self, "at least 1", lambda size: size >= 1, "hidden")
 
     def extra_parts(self, modules: Mapping[str, nn.Module], dim: int) -> dict[str, Part]:
-        """The style model and the generator, which stay, and the style projector."""
+        """The style model and the generator, which stay at the client, and the style projector."""
         # A generator of its own for these weights: other parts are initialised as FedAvg's are.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seeds.seed_of(self.world.seed, "init", "style"))
@@ -244,7 +244,7 @@ class FedStyle(Method):
     # ---- Equation 4: a client's own features -----------------------------------------------------
 
     def own(self, model: Weights, state: Mapping[str, Any]) -> Own:
-        """Frozen content and style models, and the generator as an adapter that learns on."""
+        """Frozen content and style models, and the generator as an adapter to train further."""
         parts = self.blueprint.copy_from(model, state.get("parts", {}))
         frozen = ContentAndStyle(parts["encoder"], parts["style"]).eval()
         return Own(frozen, StylisedContent(parts["generator"]))

@@ -3,8 +3,8 @@
 Lubana et al., Orchestra: Unsupervised Federated Learning via Globally Consistent Clustering, ICML
 2022. Algorithm 2 (server) is `Orchestra.setup` and `Orchestra.round`, Algorithm 1 (local training)
 is `Orchestra.train`; the loss of its lines 3 to 16 is `learning/objectives/assignments.py`. Local
-and global clustering are in `clustering.py`, the client's memory in `memory.py`, and what stands
-behind a centroid in `anonymity.py`.
+and global clustering are in `clustering.py`, the client's memory in `memory.py`, and the number of
+images behind a centroid in `anonymity.py`.
 
 Symbols
     f_O, f_T    online and target network, each an encoder and a projector; f_T follows f_O as an
@@ -30,21 +30,21 @@ Clients keep nothing: the memory of projections lives as long as one task.
 
 Local centroids are statistics if every cluster has at least two images. With `k_min: 1`, or
 `local_clusters: 0`, which sends projections themselves, they count as per example. A client that
-cannot make clusters of `k_min` images keeps its centroids back and sends its model alone.
+cannot make clusters of `k_min` images withholds its centroids and sends only its model.
 
 Where the paper is unclear or its parts disagree
     - Line 18 of Algorithm 1 clusters all images of a client, section C.2 the newest 128 projections
       (`memory`). The latter is done here; private clusters are of all images.
     - Line 6 of Algorithm 2 averages networks uniformly. Here they are weighted by numbers of
       images; the code takes numbers of batches, which is almost the same.
-    - Line 10 returns f_T, but the released evaluation loads f_O; `evaluated` says which.
+    - Line 10 returns f_T, but the released evaluation loads f_O; `evaluated` chooses.
     - G and L differ between section 6 (64 and 8 for CIFAR-10, 128 and 16 for CIFAR-100), Table 2
       and the released configuration. Defaults are of section 6.
     - "Local" differential privacy (section D.4) is a clustering of the central model, Chang et al.,
       2021, that each client runs on its own images: it protects an image from the server, per
       release. The paper reports the epsilon of one release; 50 of epsilon 1 come to about 12. With
-      `epsilon`, `privacy/kmeans.py` clusters what the received target makes of all images; the
-      model goes unprotected beside it.
+      `epsilon`, `privacy/kmeans.py` clusters the received target's projections of all images; the
+      model is sent without protection.
 
 Where it departs from the released code
     - The code uploads the memory with the network's state, and the server averages it. Here it
@@ -195,7 +195,7 @@ class Orchestra(Method):
     # ---- client (Algorithm 1) ------------------------------------------------------------------
     @exchange(down={"model": weights()}, up=CLUSTERED)
     def cluster(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
-        """Cluster what the target makes of some images; nothing is trained.
+        """Cluster the target's projections of some images; nothing is trained.
 
         BatchNorm is in training mode, as when the memory is filled later; its statistics move in
         the client's copy of the model alone, which is not sent back.
@@ -255,7 +255,7 @@ class Orchestra(Method):
     def reply_fault(
         self, step: str, down: Mapping[str, Any], up: Mapping[str, Any], examples: int
     ) -> str | None:
-        """Centroids are unit rows, and each of as many images as the client says."""
+        """Refuse centroids not of unit length, and an impossible number of images behind them."""
         fault = None
         if step in ("cluster", "train"):
             k_min = None if self.epsilon is not None else self.k_min if self.local_clusters else 1
@@ -268,19 +268,19 @@ class Orchestra(Method):
         return super().passes_of(step) + more
 
     def costs(self, step: str, examples: int) -> Sequence[Release]:
-        """Centroids, whenever it clusters or trains."""
+        """Noisy centroids, which `cluster` and `train` release."""
         budget = self.epsilon if step in ("cluster", "train") else None
         return releases("centroids", multiplier(budget, self.delta)) if budget else ()
 
     def represent(self, server: Server, state: Mapping[str, Any] | None = None) -> nn.Module:
-        """The encoder of f_O or f_T, as `evaluated` says."""
+        """The encoder of f_O or f_T, according to `evaluated`."""
         if self.evaluated == "online":
             return super().represent(server, state)
         target: Any = self.blueprint.copy_from(server.model).eval()["target"]
         return cast(nn.Module, target["encoder"])
 
     def revealed(self) -> tuple[str, ...]:
-        """What leaves, by how many images stand behind it."""
+        """What leaves, with the number of images behind each centroid."""
         return (anonymity.disclosure(self.local_clusters, self.k_min, self.epsilon),)
 
     def noted(self, server: Server) -> dict[str, float]:
@@ -288,7 +288,7 @@ class Orchestra(Method):
         return {"anonymity": server.memory["anonymity"]}
 
     def remark(self, step: str, up: Mapping[str, Any]) -> str:
-        """A note in the ledger where a client kept its centroids back."""
+        """A note in the ledger if a client withheld its centroids."""
         if step not in ("cluster", "train") or up.get("anonymity") or self.epsilon is not None:
             return ""
         return f"kept its centroids back: fewer than {self.k_min} images to a cluster"

@@ -1,9 +1,9 @@
-"""How many images stand behind the local centroids that a client of Orchestra sends.
+"""The number of images behind each local centroid that a client of Orchestra sends.
 
 Section D.4 promises N/L-anonymity, N images in L clusters of equal size. The released code does not
-give it: clusters by the largest Sinkhorn shares may have a single row, and the rows of a memory may
-be views of the same few images. So a client counts different images in its smallest cluster, sends
-that number with its centroids, and keeps the centroids back where the number is below
+ensure it: clusters by the largest Sinkhorn shares may have a single row, and the rows of a memory
+may be views of the same few images. So a client counts different images in its smallest cluster,
+sends that number with its centroids, and withholds the centroids if the number is below
 `method.k_min`.
 """
 
@@ -40,8 +40,8 @@ def anonymous_centroids(
 
     Args:
         memory: the target network's newest projections.
-        count: of clusters (L), at most; fewer where images are too few. 0: the projections as they
-            are, each of one image.
+        count: of clusters (L), at most; fewer where images are too few. 0: the projections
+            themselves, each of one image.
         k_min: images in every cluster. If one has fewer, no centroid is sent, and the number is 0.
         balance: how rows become clusters.
         rng: draws the first centroids.
@@ -58,13 +58,13 @@ def anonymous_centroids(
 
 
 def centroids_fault(rows: Tensor, anonymity: float, examples: int, k_min: int | None) -> str | None:
-    """What shows that centroids are not an honest client's; None if nothing does.
+    """Why centroids cannot be an honest client's; None if they can.
 
     Args:
         rows: the centroids, (count, dim).
-        anonymity: images in the smallest cluster, as the client says; 0 without centroids.
+        anonymity: images in the smallest cluster, as reported; 0 without centroids.
         examples: the client's images.
-        k_min: fewest images of a cluster; none: centroids have noise, and no number is told.
+        k_min: fewest images of a cluster; none: centroids have noise, and no number is reported.
 
     >>> centroids_fault(torch.eye(3), 2.5, 100, 2)
     '`anonymity` is 2.5, not a whole number of images from 2 to 100'

@@ -2,7 +2,7 @@
 
 All rows are of unit length, and a score is the cosine of a row and a centroid. The paper names
 Genevay et al., Differentiable Deep Clustering with Cluster Size Constraints, 2019, for both and
-leaves the rest to its released code, which the constants are taken from.
+leaves the rest to its released code, from which the constants are taken.
 
 Equal sizes. The paper wants clusters of equal size: at the clients for anonymity (section D.4), at
 the server for Proposition 3.3. The released code gets them from a Sinkhorn assignment, which is
@@ -97,7 +97,7 @@ def local_clustering(
 
     Algorithm 1, line 18. Centroids start as different rows drawn at random; assigning rows and
     moving centroids to the unit means of their rows then alternate, until labels stay the same or
-    `LOCAL_ITERATIONS` are over.
+    for `LOCAL_ITERATIONS`.
 
     Args:
         rows: unit projections of the target network.
@@ -141,7 +141,7 @@ def _soft_clustering(rows: Tensor, start: Tensor, steps: int) -> Tensor:
 
     Q is Sinkhorn's, of which all clusters have the same share, and gets no gradient;
     P = softmax(rows mu^T / 0.1). So sizes are equal only as far as P comes to resemble Q. Unlike in
-    the released code, Sinkhorn's iteration goes on from the factors of the step before, which are
+    the released code, Sinkhorn's iteration continues from the factors of the step before, which are
     almost right, so it ends sooner.
     """
     centroids, row_factors = nn.Parameter(start.clone()), None

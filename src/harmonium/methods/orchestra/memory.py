@@ -1,8 +1,8 @@
 """The memory of a client of Orchestra: the target network's newest projections of its images.
 
 Algorithm 1, line 18, clusters f_T(x) of all images of a client. Section C.2 clusters the 128 most
-recent of those that training has computed anyway, which costs nothing more; as the target moves
-slowly, they are close to what its last state would make of the same images.
+recent of those that training has computed anyway, at no extra cost; as the target moves slowly,
+they are close to the projections by its last state.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class ProjectionMemory:
-    """The newest projections and the images they belong to; it ends with one task of a client.
+    """The newest projections and the images they belong to; it lives for one task of a client.
 
     The released code holds it in the network's state, which the client uploads with all
     projections. Here it is a local variable of a handler and cannot leave.
