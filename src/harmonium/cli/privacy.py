@@ -51,7 +51,7 @@ def privacy(
 
 
 def _show_plan(words: list[str], as_json: bool) -> None:
-    """Print what the noise of a plan amounts to."""
+    """Print a plan of noise and its epsilon."""
     from harmonium.report.display import long_work
 
     with long_work(err, as_json, "planning"):
@@ -93,7 +93,7 @@ def _show_report(
 
 
 def _plan_lines(plan: Plan) -> list[str]:
-    """What a plan amounts to, one line each."""
+    """The lines that describe a plan."""
     times = "once" if plan.rounds == 1 else f"in {plan.rounds} rounds"
     lines = [
         f"epsilon  {plan.epsilon:.4g} at delta {plan.delta:g} for a release {times}; exact",

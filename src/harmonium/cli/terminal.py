@@ -89,7 +89,7 @@ def check_formats(formats: str | None) -> None:
 
 
 def _plotted(result: Result, formats: str | None) -> list[Path]:
-    """The files of a run's plot; drawn anew where formats are named."""
+    """The files of a run's plot; it is redrawn if formats are named."""
     place = result.folder / "run.png"
     if formats is None:
         return [place]

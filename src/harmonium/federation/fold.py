@@ -51,8 +51,8 @@ class Tally:
         Args:
             declared: what is uploaded, and how each field is combined.
             layouts: names, shapes and types of the model parts in an upload.
-            examples: number of examples of each client, which weighs it.
-            uniform: count every client alike wherever its number of examples would weigh it.
+            examples: number of examples of each client, its weight in a mean.
+            uniform: weight clients uniformly instead of by their numbers of examples.
             aggregation: how the averaged parts of the model are combined.
             reference: the model that was sent: aggregations look at changes of it, and no sent
                 weight may be many times its largest.
@@ -65,7 +65,7 @@ class Tally:
         self._most = most_weight(reference or {})
         # Once there is a result:
         self.bounded: dict[str, float] = {}  # how many changes the aggregation cut, and how far
-        self.left_out: dict[ClientId, str] = {}  # whom it did not count, and why
+        self.left_out: dict[ClientId, str] = {}  # clients that it did not count, and why
         trained = layouts.get("parameters", {})
         sent: dict[Of, Mapping[str, Tensor]] = {"model": reference or {}}  # others are changes
         self._sums: dict[str, _Sum] = {

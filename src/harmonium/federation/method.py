@@ -382,7 +382,7 @@ class Method:
     @property
     @final
     def feature_size(self) -> int:
-        """How many features the encoder makes of an image."""
+        """Size of the encoder's feature vectors."""
         return self.encoder.features_for(self.world.channels, self.world.side)
 
     @property
@@ -407,7 +407,7 @@ class Method:
     ) -> Callable[[Batch], Tensor]:
         """The local loss of a batch: the score and every term. Methods override `score`.
 
-        `watch` is called with what the model makes of each batch, before the loss is computed.
+        `watch` is called with the model's outputs for each batch, before the loss is computed.
         """
 
         def of(batch: Batch) -> Tensor:
@@ -447,7 +447,7 @@ class Method:
             train: names of the parts that are trained; none: all.
             local: local training in place of the recipe's.
             among: positions of examples in place of those that the objective would take.
-            watch: called with what the model makes of each batch, before the loss is computed.
+            watch: called with the model's outputs for each batch, before the loss is computed.
         """
         context = contract.checked_context(context or Context(me=client.id), self)
         loss = self.loss(parts, context, watch)

@@ -80,7 +80,7 @@ class Participation:
         return min(wanted, clients)
 
     def check(self, clients: int) -> int:
-        """How many are wanted of `clients`; refuse an over-selection that has nobody to spare."""
+        """How many of `clients` are wanted; refuse over-selection if no clients are left for it."""
         wanted = self.size(clients)
         if self.over and self.asked(clients) == wanted:
             raise ConfigError(

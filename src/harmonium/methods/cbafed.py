@@ -31,7 +31,7 @@ compared. The code has clients with all or no labels, here each has some. In a s
 labelled images count for more in n_c, as they are those of all clients.
 
 The server learns how many labelled and accepted images of each class there are. Without secure
-aggregation it learns this of every client: a label distribution, which says what a client has.
+aggregation it learns this for every client: a label distribution, which reveals what a client has.
 """
 
 from __future__ import annotations
@@ -199,6 +199,6 @@ def accept(q: Tensor, thresholds: Tensor, rare: Tensor) -> Tensor:
     """
     probability, first = q.max(1)
     second = q.scatter(1, first[:, None], -1.0).argmax(1)  # the most probable without the first
-    # With a single class the second choice is the first again, which is no second choice.
+    # With a single class `second` is the first choice again, which does not count.
     second_choice = torch.where(rare[second] & (second != first), second, UNKNOWN)
     return torch.where(probability > thresholds[first], first, second_choice)

@@ -6,7 +6,7 @@ is how a client starts a round:
 
     online      <- the average
     target      stays the client's own; a copy of the first model it received, then an EMA of its
-                online network, whatever `objective.target` says
+                online network, whatever `objective.target` is
     predictor   <- the average's if d_k < mu, else the client's own (divergence-aware predictor
                 update, DAPU)
 
@@ -106,7 +106,7 @@ class OwnTargets(Method):
         return "online" not in client.state
 
     def drift(self, client: Client, model: Mapping[str, Tensor]) -> float:
-        """d_k, measured as `divergence` says."""
+        """d_k, measured according to `divergence`."""
         if self.divergence == "received":
             return distance(client.state["online"], model)
         return float(client.state["divergence"])

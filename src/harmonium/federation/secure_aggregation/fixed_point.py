@@ -116,7 +116,7 @@ def bits(part: Field) -> int:
 
 
 def most(part: Field, clients: int) -> float:
-    """The largest size of a value, so that the sum over so many clients fits."""
+    """The largest absolute value for which the sum over `clients` clients fits."""
     return float(2 ** (ROOM - bits(part)) / (clients if part.fold == "sum" else 1))
 
 

@@ -95,7 +95,7 @@ class SecureSum:
             ask: the method's own ask.
             declared: what is uploaded, and how each field is combined.
             layouts: names, shapes and types of the model parts.
-            examples: number of examples of each client, which weighs it.
+            examples: number of examples of each client, its weight in a mean.
             run: the run's seed, the round and the number of the ask.
             reach: how far a model may be from the one that was sent.
             uniform: weight clients uniformly instead of by their numbers of examples.
@@ -290,8 +290,8 @@ class SecureSum:
         """
         honest = [client for client in self._ask.to if client not in self.liars]
         silent = set(self._counted) - set(self._revealed) if last else set[ClientId]()
-        apart = silent | (set() if self.liars else set(self.doubts))
-        trusted = [client for client in honest if client not in apart]
+        suspects = silent | (set() if self.liars else set(self.doubts))
+        trusted = [client for client in honest if client not in suspects]
         return trusted if len(trusted) >= self._least else honest
 
     @property

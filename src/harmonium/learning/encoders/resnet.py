@@ -22,7 +22,7 @@ LARGE = 128  # pixels
 
 @dataclass(frozen=True)
 class ResNet(Convolutional):
-    """A residual network; each depth is a subclass that says how many blocks its stages have."""
+    """A residual network; each depth is a subclass that sets how many blocks its stages have."""
 
     blocks: ClassVar[tuple[int, ...]] = ()  # of each stage; each stage halves the side
     growth: ClassVar[int] = 1  # channels a block puts out for each it works on; 4: bottlenecks

@@ -145,7 +145,7 @@ class Objective:
 
 
 def check(chosen: Any, rule: str, fits: Callable[[Any], bool], *names: str) -> None:
-    """Raise an error for settings that are set and do not fit; `rule` says which values do."""
+    """Raise an error for settings that are set and do not fit; `rule` describes valid values."""
     section = "objective" if isinstance(chosen, Objective) else "method"
     for name in names:
         value = getattr(chosen, name)

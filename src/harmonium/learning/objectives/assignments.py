@@ -136,8 +136,8 @@ class Assignments(Rotation):
         turned, turns = self.turned(batch) if self.rotation_weight else ([], torch.zeros(0))
         h, z = parts.through([*assigned, *turned], "encoder", "projector")
         rest = len(assigned)
-        apart = Turned(batch, h[rest:], z[rest:], turns=turns) if turned else None
-        return Assigned(batch, h[:rest], z[:rest], [target], turned=apart)
+        outputs = Turned(batch, h[rest:], z[rest:], turns=turns) if turned else None
+        return Assigned(batch, h[:rest], z[:rest], [target], turned=outputs)
 
     def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """Weighted sum of the cross-entropies of assignments (eq. 4) and of turns (eq. 3)."""

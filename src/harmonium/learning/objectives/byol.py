@@ -118,5 +118,5 @@ def distance(
     >>> distance(a, b, b, a).item(), distance(a, b, b, a, scale="mean").item()
     (0.0, -1.0)
     """
-    apart = negative_cosine(first_prediction, second_prediction, first, second)
-    return 4 + 4 * apart if scale == "sum" else apart
+    loss = negative_cosine(first_prediction, second_prediction, first, second)
+    return 4 + 4 * loss if scale == "sum" else loss

@@ -70,7 +70,7 @@ def queue_of(parts: Parts, name: str = "queue") -> Queue:
 
 @torch.no_grad()
 def redraw(parts: Parts, name: str = "queue") -> None:
-    """Draw a queue that is `fresh` anew, so that no two rounds share negatives; others stay."""
+    """Redraw a `fresh` queue, so that no two rounds share negatives; others stay."""
     if parts.rules[name] == "fresh":
         rows = queue_of(parts, name).rows
         rows.copy_(functional.normalize(torch.randn_like(rows)))

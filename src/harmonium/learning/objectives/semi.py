@@ -70,7 +70,7 @@ class InsideClasses(Objective):
         return loss
 
     def within(self, parts: Parts, seen: Seen, context: Context, alike: bool) -> Tensor:
-        """The plain loss of some images; `alike` says whether they are of one class."""
+        """The plain loss of some images; `alike`: whether they are of one class."""
         return super().score(parts, seen, context)
 
 

@@ -42,7 +42,7 @@ def scaled(logits: Tensor, iterations: int) -> Tensor:
         iterations: of scaling columns and then rows, at most.
 
     Returns:
-        (n, columns): rows sum to 1, columns to about n / columns, the nearer the more iterations.
+        (n, columns): rows sum to 1, columns to about n / columns, closer with more iterations.
 
     >>> scaled(torch.tensor([[9.0, 0.0], [9.0, 0.0]]), 10).tolist()
     [[0.5, 0.5], [0.5, 0.5]]

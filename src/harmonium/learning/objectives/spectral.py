@@ -130,8 +130,8 @@ class Spectral(Objective):
         trace, square, *packed = means[0], means[1], *means[2:].chunk(2)
         size = self.centroids if self.form == "orchestra" else self.out
         first, second = (unpack(one, size) for one in packed)
-        apart = (images * (first * second).sum() - square) / max(images - 1, 1)  # i != j
-        return (apart - 2 * trace) / (1 if self.form == "orchestra" else self.mu)
+        repulsion = (images * (first * second).sum() - square) / max(images - 1, 1)  # i != j
+        return (repulsion - 2 * trace) / (1 if self.form == "orchestra" else self.mu)
 
     def _contrasted(self, parts: Parts, seen: Seen) -> tuple[Tensor, Tensor]:
         """What the forms with pairs across views compare, in double precision."""

@@ -37,7 +37,7 @@ def restart(parts: Parts, *, first: bool = False, name: str = "target") -> None:
 
 @torch.no_grad()
 def targets(parts: Parts, views: Sequence[Tensor], name: str = "target") -> list[Tensor]:
-    """Projections that a twin of encoder and projector makes of the views, without gradient."""
+    """Projections of the views by a twin of encoder and projector, without gradient."""
     twin: Mapping[str, nn.Module] = parts[name]  # type: ignore[assignment]
     return parts.through(views, twin["encoder"], twin["projector"])[1]
 

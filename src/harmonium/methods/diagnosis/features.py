@@ -23,12 +23,12 @@ SIDE = 32  # pixels; larger images are averaged down to it
 RINGS = (0.15, 0.4, 0.65)  # radii of the circles; 1 is half the shorter side of the image
 TURNS = 32  # filters on each circle
 HARMONICS = 5  # Fourier coefficients of each circle, the mean included
-WIDTH = 0.13, 1.3  # standard deviation of a light filter; in radii, but at least so many pixels
+WIDTH = 0.13, 1.3  # standard deviation of a light filter: in radii, and the least in pixels
 WAVE = 0.4, 5.0  # wavelength of an edge filter; likewise, because rotation blurs finer detail
 KINDS = 4  # responses at each place: light, and edges along, across and oblique to the radius
 CONTENT = KINDS * len(RINGS) * HARMONICS  # numbers that describe an image's content
-FIELDS = 3  # the coarse copy has so many fields each way
-FAINT = 1e-4  # what counts as no contrast at all; 1 is black against white
+FIELDS = 3  # fields along each side of the coarse copy
+FAINT = 1e-4  # contrast that counts as none; 1 is black against white
 CHUNK = 1024  # images described at once
 
 

@@ -98,14 +98,15 @@ def spread(sums: Sums) -> Spread:
     # Expectation and variance if all means are equal (Gaussian vectors, covariance estimated).
     along = (axes.T @ between @ axes).diagonal() * (free - size - 1)
     trace, expected = float(along.sum()), size * ways
-    known = (free - 1) * (free + ways - size - 1) / ((free - size) * (free - size - 3))
-    variance = 2 * expected * known  # `known` is 1 where the covariance is known
+    # The factor by which estimating the covariance increases the variance.
+    inflation = (free - 1) * (free + ways - size - 1) / ((free - size) * (free - size - 3))
+    variance = 2 * expected * inflation
     distance = (trace - expected) / sums.images
     # Where means differ, the error grows: by their distance, and by the covariance's own error.
-    apart = max(trace - expected, 0.0)
-    error = math.sqrt(variance + 4 * apart + 2 * apart**2 / free) / sums.images
+    excess = max(trace - expected, 0.0)
+    error = math.sqrt(variance + 4 * excess + 2 * excess**2 / free) / sums.images
     wide = float(((along - ways) * variances).sum() / variances.mean())
-    width = wide / apart if apart and wide > 0 else 0.0
+    width = wide / excess if excess and wide > 0 else 0.0
     return Spread(distance, error, _score(trace, expected, variance), size, width)
 
 

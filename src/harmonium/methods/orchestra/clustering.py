@@ -139,7 +139,7 @@ def global_clustering(rows: Tensor, start: Tensor, balance: GlobalBalance, steps
 def _soft_clustering(rows: Tensor, start: Tensor, steps: int) -> Tensor:
     """SGD on minus the mean cosine of Q and P, two soft assignments of the rows to the centroids.
 
-    Q is Sinkhorn's, of which all clusters have the same share, and gets no gradient;
+    Q is Sinkhorn's, in which all clusters have the same share, and gets no gradient;
     P = softmax(rows mu^T / 0.1). So sizes are equal only as far as P comes to resemble Q. Unlike in
     the released code, Sinkhorn's iteration continues from the factors of the step before, which are
     almost right, so it ends sooner.
