@@ -1,4 +1,4 @@
-"""Every test has a home of its own, so nothing leaks into the user's and nothing is fetched."""
+"""Every test and example has a home of its own: nothing leaks into the user's or is fetched."""
 
 import gc
 import os
@@ -80,3 +80,14 @@ def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib.figure import Figure
 
     monkeypatch.setattr(Figure, "savefig", lambda figure, file, **_: file.write(b"unrendered"))
+
+
+@pytest.fixture(autouse=True)
+def _plain_examples(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Examples in docstrings show no plots, so theirs are not rendered."""
+    if (
+        isinstance(request.node, pytest.DoctestItem)
+        and "harmonium." in request.node.dtest.docstring
+    ):
+        request.getfixturevalue("unrendered")
+        monkeypatch.setattr("harmonium.runs.loop.RunLoop._plot", lambda loop: None)
