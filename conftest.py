@@ -74,6 +74,14 @@ def undrawn() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def unprobed() -> Iterator[None]:
+    """Linear probes stop after a few passes, for they take half of a small run's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harmonium.evaluation.logistic.PASSES", 2)
+        yield
+
+
 @pytest.fixture
 def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plots are made but not rendered, which takes most of their time: their files hold nothing."""
