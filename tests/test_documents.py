@@ -34,7 +34,7 @@ from harmonium.sites.plan import federated
 from harmonium.studies.comparison.cells import plan
 from harmonium.studies.comparison.sweep import read
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("undrawn", "unprobed")
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(

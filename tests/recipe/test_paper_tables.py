@@ -17,7 +17,7 @@ from harmonium.report.tables import MISSING
 from harmonium.runs.start import run
 from harmonium.studies.comparison.published import published
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("undrawn", "unprobed")
 
 NAMES = [entry.name for entry in table("fsimclr")]
 OF_FEDCA = [entry.name for entry in table("fedca")]

@@ -75,7 +75,7 @@ def test_slips_are_refused(words: list[str], why: str):
 
 
 def test_a_sweep_is_a_table_and_an_image(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, unrendered: None
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, unrendered: None, unprobed: None
 ):
     """What is drawn is looked at where the sweep is written once more, as SVG."""
     monkeypatch.setattr(RunLoop, "_plot", lambda loop: None)
@@ -160,6 +160,7 @@ def test_figure_3c_has_its_split_its_supervised_line_and_its_labelled_part(size:
         assert {recipe.split.labels for recipe in made.values()} == {float(value)}
 
 
+@pytest.mark.usefixtures("unprobed")
 def test_what_a_sweep_runs_once_is_a_level_beside_all_values(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ):
