@@ -11,6 +11,7 @@ import re
 import types
 import typing
 from dataclasses import MISSING, Field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ DEFAULTS = {
 }
 
 
+@cache
 def comments(cls: type) -> dict[str, str]:
     """The comment behind every field in a class's source."""
     source = inspect.getsource(cls)
@@ -57,6 +59,12 @@ def comments(cls: type) -> dict[str, str]:
             comment = lines[node.end_lineno - 1].partition("#")[2].strip()
             found[node.target.id] = comment[:1].upper() + comment[1:]
     return found
+
+
+@cache
+def types_of(cls: type) -> dict[str, Any]:
+    """The type of every field."""
+    return typing.get_type_hints(cls)
 
 
 def words(kind: Any) -> str:
@@ -90,7 +98,7 @@ def shown(default: Any) -> str:
 def row(section: str, cls: type, field: Field[Any]) -> str:
     """One setting."""
     owner = next(k for k in cls.__mro__ if field.name in vars(k).get("__annotations__", {}))
-    kind = typing.get_type_hints(owner)[field.name]
+    kind = types_of(owner)[field.name]
     meaning = comments(owner)[field.name].replace("None:", "none:")
     default = shown(field.default)
     if field.name == "path" and default == "(none)":

@@ -1,10 +1,14 @@
 """The code in the documents is run as it is printed."""
 
+import inspect
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +17,24 @@ import pytest
 import typer.main
 import yaml
 
+import harmonium
 from harmonium.cli.main import app
 from harmonium.data.datasets import datasets
+from harmonium.data.partition import splits
 from harmonium.data.published_datasets import Published
+from harmonium.learning.encoders import encoders
+from harmonium.learning.objectives import objectives
+from harmonium.learning.terms import terms
 from harmonium.measures.eval_data import sets_of
 from harmonium.measures.evaluation import _needed, _with_settings
+from harmonium.methods import methods
 from harmonium.recipe.overrides import apply_changes, changes_of
 from harmonium.recipe.schema import Recipe, known_keys
 from harmonium.sites.plan import federated
 from harmonium.studies.comparison.cells import plan
 from harmonium.studies.comparison.sweep import read
+
+pytestmark = pytest.mark.usefixtures("undrawn", "unprobed")
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -46,16 +58,24 @@ def module_of(code: str) -> str:
     return re.sub(r"(?<=.)(?=[A-Z])", "_", found[1]).lower() if found else ""
 
 
+REGISTRIES = (datasets, splits, encoders, objectives, terms, methods)
+
+
 @pytest.fixture
-def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the modules of CONTRIBUTING.md."""
+def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the modules of CONTRIBUTING.md; what they register is forgotten."""
+    names = [name for code in blocks("CONTRIBUTING.md", "python") if (name := module_of(code))]
     for code in blocks("CONTRIBUTING.md", "python"):
         if name := module_of(code):
             (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+    for registry in REGISTRIES:
+        monkeypatch.setattr(registry, "_table", registry.table())
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    yield tmp_path
+    for name in names:
+        sys.modules.pop(name, None)
 
 
 def commands_of(page: Path) -> list[list[str]]:
@@ -65,9 +85,14 @@ def commands_of(page: Path) -> list[list[str]]:
     return [line[1:] for line in lines if line[:1] == ["harmonium"]]
 
 
+@cache
+def command_line() -> Any:
+    return typer.main.get_command(app)
+
+
 def parsed(command: list[str]) -> dict[str, Any]:
     """What the command line makes of the words; unknown commands and options fail."""
-    group: Any = typer.main.get_command(app)
+    group: Any = command_line()
     while hasattr(group, "commands"):
         name, *command = command
         assert name in group.commands, f"there is no command {name}"
@@ -84,35 +109,54 @@ def shell(words: str, where: Path) -> str:
     return done.stdout
 
 
-def test_the_tests_in_the_documents_pass(workshop: Path) -> None:
-    if list(workshop.glob("test_*.py")):
-        shell(f"{sys.executable} -m pytest -q -p no:cacheprovider --rootdir=. .", workshop)
+def test_the_tests_in_the_documents_pass(workshop: Path, request: pytest.FixtureRequest) -> None:
+    for path in workshop.glob("test_*.py"):
+        tests = {n: one for n, one in runpy.run_path(str(path)).items() if n.startswith("test_")}
+        assert tests
+        for test in tests.values():
+            test(*map(request.getfixturevalue, inspect.signature(test).parameters))
 
 
 def test_python_in_commands_works(workshop: Path) -> None:
     lines = "\n".join(blocks("CONTRIBUTING.md")).splitlines()
     for line in lines:
         if line.startswith("python -c "):
-            shell(line.replace("python", sys.executable, 1), workshop)
+            exec(shlex.split(line)[2], {})
 
 
 def test_pieces_of_ones_own_run_from_the_current_folder(workshop: Path) -> None:
+    """Runs are of fewer rounds and images; the pieces are found here and in a worker's process."""
     modules = {path.stem for path in workshop.glob("*.py")}
     for number, command in enumerate(commands_of(ROOT / "CONTRIBUTING.md")):
         if modules & set(re.findall(r"(\w+):[A-Z]", " ".join(command))):
-            place = f"engine.workers=1 --out {number}" if command[0] == "run" else ""
-            shell(f"harmonium {' '.join(command)} {place}", workshop)
+            if command[0] != "run":
+                shell(f"harmonium {' '.join(command)}", workshop)
+                continue
+            words = [re.sub(r"^rounds=\d+", "rounds=1", word) for word in command]
+            small = ["data.limit=200", "engine.workers=1", "evaluate.labels_per_class=[]"]
+            app([*words, *small, "--out", str(number)], standalone_mode=False)
+            assert (workshop / str(number) / "result.json").is_file()
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_the_readmes_recipe_and_python_work(
     workshop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As printed, but with fewer images."""
     monkeypatch.setattr(os, "cpu_count", lambda: 1)  # a worker a core; more change no bit
+    small = ("data.limit=300", "evaluate.labels_per_class=[]")
+    monkeypatch.setitem(vars(harmonium), "run", partial(fewer, harmonium.run, small))
+    judged = partial(fewer, harmonium.diagnose, small[:1])
+    monkeypatch.setitem(vars(harmonium), "diagnose", judged)
     for text in blocks("README.md", "yaml"):
         Recipe.from_tree(yaml.safe_load(text))
     for code in blocks("README.md", "python"):
         (workshop / "example.py").write_text(code)
         runpy.run_path(str(workshop / "example.py"))
+
+
+def fewer(function: Any, small: tuple[str, ...], *words: str, **settings: Any) -> Any:
+    return function(*words, *small, **settings)
 
 
 def test_the_recipe_page_names_every_key_and_only_those() -> None:
@@ -190,7 +234,7 @@ def test_the_commands_of_a_federation_are_known() -> None:
     ]
     commands = [some[n:] for some in words for n in range(len(some)) if _begins(some, n)]
     for group, name, *rest in commands:
-        command = typer.main.get_command(app).commands[group].commands[name]
+        command = command_line().commands[group].commands[name]
         context = command.make_context(name, rest)
         if name in ("start", "check") and "what" in context.params:
             changes = list(context.params["changes"] or [])

@@ -32,9 +32,12 @@ TOP = {"__init__.py", "__main__.py", "testing.py", "py.typed"}
 
 def imports(node: ast.AST) -> Iterator[tuple[str, int]]:
     """The packages of Harmonium that are imported at run time, and the lines that do it."""
-    for child in ast.iter_child_nodes(node):
+    left = [node]
+    while left:
+        child = left.pop()
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
             continue
+        left.extend(one for one in ast.iter_child_nodes(child) if not isinstance(one, ast.expr))
         names = []
         if isinstance(child, ast.Import):
             names = [alias.name for alias in child.names]
@@ -45,7 +48,6 @@ def imports(node: ast.AST) -> Iterator[tuple[str, int]]:
         for name in names:
             if name.startswith("harmonium.") and name != "harmonium.__version__":
                 yield name.split(".")[1], child.lineno
-        yield from imports(child)
 
 
 def upward(package: str, text: str) -> Iterator[tuple[str, int]]:

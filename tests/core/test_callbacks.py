@@ -10,7 +10,7 @@ import harmonium
 from harmonium.core.callbacks import called, labelled
 from harmonium.core.errors import CallbackError, ConfigError
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("undrawn", "unprobed")
 SMALL: dict[str, Any] = {
     "data.limit": 60,
     "rounds": 2,

@@ -48,7 +48,7 @@ def test_a_split_is_described_drawn_and_kept(
     assert max(map(len, said.splitlines()[:-5])) <= 80
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("undrawn", "unprobed")
 def test_json_is_one_document_with_figures_clients_and_files(call: Call) -> None:
     said, told = call("data", "split", *SHAPES, "split=by_class", "clients=8", "--json")
     found = json.loads(said)
@@ -83,7 +83,7 @@ def test_images_without_labels_are_shared_out_too(call: Call, tmp_path: Path) ->
     assert "######## 45" in said and plot.stat().st_size > 1000
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("undrawn", "unprobed")
 def test_styles_without_labels_have_a_map(call: Call, tmp_path: Path) -> None:
     path = archive(tmp_path / "a.npz", style=np.arange(60) % 3)
     said, _ = call("data", "split", "npz", path, "clients=2")
@@ -92,7 +92,7 @@ def test_styles_without_labels_have_a_map(call: Call, tmp_path: Path) -> None:
     assert rows[-1].split() == ["client", "0", "1", "2", "all"]
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("undrawn", "unprobed")
 def test_what_is_partly_labelled_says_how_much_is_unknown(call: Call, tmp_path: Path) -> None:
     labels = np.where(np.arange(60) % 2, -1, np.arange(60) % 3)
     path = archive(tmp_path / "a.npz", y=labels)
@@ -104,7 +104,7 @@ def test_what_is_partly_labelled_says_how_much_is_unknown(call: Call, tmp_path: 
     assert 10 < found["figures"]["unlabelled"] < 30 and "30 of 60" in found["notes"][0]
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("undrawn", "unprobed")
 def test_of_many_clients_some_are_shown(call: Call) -> None:
     said, _ = call("data", "split", "digits", "clients=200")
     assert "clients 6 to 193 are not shown" in said and "30 of 200 clients" in said

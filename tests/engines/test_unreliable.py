@@ -24,7 +24,7 @@ from harmonium.storage import state_store
 from harmonium.storage.run_folder import RunFolder
 from harmonium.testing import TINY
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("undrawn", "unprobed")
 
 EQUAL = dict.fromkeys(range(20), 50)
 

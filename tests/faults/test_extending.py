@@ -18,7 +18,7 @@ from harmonium.runs.loop import Callback
 from harmonium.runs.open_run import read_about, read_recipe
 from harmonium.runs.privacy_report import report
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("undrawn", "unprobed")
 
 COMPARED = ("metrics.jsonl", "ledger.jsonl", "encoder.safetensors", "result.json", "split.npz")
 SMALL = [
@@ -50,7 +50,7 @@ def stopped(call: Any, last: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, undrawn: None) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory, undrawn: None, unprobed: None) -> Path:
     """A run that began with four rounds; its server has moments, and clients keep a state."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     harmonium.run("scaffold", *CONSTANT, "rounds=4", out=folder)
@@ -58,7 +58,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, undrawn: None) -> Path:
 
 
 @pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory, undrawn: None) -> Path:
+def short(tmp_path_factory: pytest.TempPathFactory, undrawn: None, unprobed: None) -> Path:
     folder = tmp_path_factory.mktemp("short") / "run"
     harmonium.run("scaffold", *CONSTANT, "rounds=2", out=folder)
     return folder

@@ -32,7 +32,7 @@ from harmonium.storage.run_folder import RunFolder
 from harmonium.studies.comparison.study import compare
 from harmonium.testing import TINY
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("undrawn", "unprobed")
 
 RECIPE = Recipe.from_tree(
     {

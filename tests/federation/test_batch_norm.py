@@ -32,7 +32,7 @@ from harmonium.runs.loop import initial_encoder
 from harmonium.runs.start import run
 from harmonium.testing import TINY, check_method
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("undrawn", "unprobed")
 
 
 @dataclass(frozen=True)

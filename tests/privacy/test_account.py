@@ -28,7 +28,7 @@ from harmonium.storage import state_store
 from harmonium.storage.run_folder import RunFolder
 from harmonium.testing import TINY, first_trial
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("undrawn", "unprobed")
 
 ONE = Release("mean", "gaussian", 1.0, 4.0)
 

@@ -31,7 +31,7 @@ from harmonium.storage.run_folder import RunFolder
 from harmonium.studies.comparison.cells import plan
 from harmonium.testing import check_parity, first_trial
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("undrawn", "unprobed")
 
 SMALL = [
     *("data=shapes", "data.count=80", "data.test_count=30", "data.size=12", "clients=3"),
@@ -41,7 +41,7 @@ SMALL = [
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory, undrawn: None) -> Result:
+def source(tmp_path_factory: pytest.TempPathFactory, undrawn: None, unprobed: None) -> Result:
     return harmonium.run("fedavg", *SMALL, out=tmp_path_factory.mktemp("source") / "run")
 
 

@@ -21,7 +21,7 @@ from harmonium.learning.encoders import given
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.open_run import open_runtime, read_recipe
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("undrawn", "unprobed")
 FAST: dict[str, Any] = {
     "rounds": 2,
     "clients": 2,

@@ -17,10 +17,17 @@ from harmonium.report.tables import MISSING
 from harmonium.runs.start import run
 from harmonium.studies.comparison.published import published
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("undrawn", "unprobed")
 
 NAMES = [entry.name for entry in table("fsimclr")]
 OF_FEDCA = [entry.name for entry in table("fedca")]
+
+
+@pytest.fixture
+def zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are built with zeros for weights: random numbers for millions take most of a test."""
+    for name in ("kaiming_uniform_", "kaiming_normal_", "uniform_"):
+        monkeypatch.setattr(nn.init, name, lambda tensor, *_, **__: nn.init.zeros_(tensor))
 
 
 def test_every_row_of_every_setting_is_there() -> None:
@@ -48,6 +55,7 @@ def test_a_recipe_of_a_table_says_what_its_name_says(name: str, size: str) -> No
 
 
 # Every row in one setting, and the first row in every other.
+@pytest.mark.usefixtures("zeros")
 @pytest.mark.parametrize("name", NAMES[:19] + NAMES[19::19])
 @pytest.mark.parametrize("size", ["", "@cpu"])
 def test_a_model_of_a_table_can_be_built(name: str, size: str) -> None:
@@ -102,6 +110,7 @@ RELEASED = {
 }
 
 
+@pytest.mark.usefixtures("zeros")
 @pytest.mark.parametrize("name", RELEASED)
 @pytest.mark.parametrize("size", ["", "@cpu"])
 def test_batches_are_made_as_in_the_released_codes(name: str, size: str) -> None:
@@ -149,6 +158,7 @@ def test_orchestras_simclr_has_the_released_projector() -> None:
     torch.testing.assert_close(out.var(0, correction=0), torch.ones(512), atol=1e-2, rtol=0)
 
 
+@pytest.mark.usefixtures("zeros")
 @pytest.mark.parametrize("row", sorted({name.split("/")[2] for name in OF_FEDCA}))
 def test_models_of_fedcas_rows_can_be_built(row: str) -> None:
     for place, side, classes in (("c10-noniid", 32, 10), ("mini-iid", 84, 100)):
@@ -157,11 +167,13 @@ def test_models_of_fedcas_rows_can_be_built(row: str) -> None:
         assert sum(p.numel() for p in small.blueprint.parameters()) < 3e5
 
 
+@pytest.mark.usefixtures("zeros")
 def test_fedcas_large_model_is_as_large_as_published_sizes_make_it() -> None:
     method = Recipe.of("fedca/c10-iid-r50").method_for((32, 32, 3), 10)
     assert sum(p.numel() for p in method.blueprint.parameters()) == 27_958_976
 
 
+@pytest.mark.usefixtures("zeros")
 @pytest.mark.parametrize("size", ["", "@cpu"])
 def test_recipes_of_fedu_and_fedema_have_one_setting(size: str) -> None:
     names = [entry.name for table_name in ("fedu", "fedema") for entry in table(table_name)]
@@ -262,6 +274,7 @@ SIGMA = {
 RATIO = {"svhn": 2 / 5, "c10": 2 / 10, "c100": 4 / 20}
 
 
+@pytest.mark.usefixtures("zeros")
 @pytest.mark.parametrize("data", SIGMA)
 def test_published_accuracies_with_noise_stand_beside_the_published_sigma(data: str) -> None:
     found = {entry.name: entry for entry in table("fedsc")}
@@ -355,6 +368,7 @@ OURS = {"orchestra", "released", "paper", "g1", "g2", "g3", "g4", "l1", "l2", "l
 OURS |= {"no-rotation", "no-target", "dp-0.8", "dp-1", "dp-10"}
 
 
+@pytest.mark.usefixtures("zeros")
 @pytest.mark.parametrize("name", [one for one in OF_ORCHESTRA if "-device/" in one])
 @pytest.mark.parametrize("size", ["", "@cpu"])
 def test_a_recipe_of_orchestra_says_what_its_name_says(name: str, size: str) -> None:
@@ -479,6 +493,7 @@ def test_small_rows_of_fedstyle_are_what_their_names_say(row: str) -> None:
     assert wanted.get(row, {}).items() <= dict(options).items()
 
 
+@pytest.mark.usefixtures("zeros")
 @pytest.mark.parametrize(
     ("place", "data", "clients", "asked", "strength"),
     [

@@ -21,7 +21,7 @@ from harmonium.runs.privacy_report import Report, _delta, plot, report, summary
 from harmonium.storage.run_folder import ASKED, RunFolder
 from harmonium.testing import TINY
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("undrawn", "unprobed")
 
 SMALL: dict[str, Any] = {
     **TINY,

@@ -324,6 +324,7 @@ import os, pathlib, signal, sys
 from harmonium.core import files
 from harmonium.sites import folder, kit
 whole = files.write_atomic
+folder.init(pathlib.Path(sys.argv[1]) / "whole", ["north"], ["localhost"])  # imports all it needs
 for last in range(14):
     if child := os.fork():
         assert os.waitpid(child, 0)[1] == signal.SIGKILL

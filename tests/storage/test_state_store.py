@@ -16,7 +16,7 @@ from harmonium.storage import state_store
 from harmonium.storage.run_folder import RunFolder
 from harmonium.storage.state_store import LARGE, Version
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("undrawn", "unprobed")
 
 SETTINGS = {
     "clients": 3,

@@ -27,7 +27,7 @@ BELOW = ["commonest class", "untrained", "raw pixels", "whitened pixels"]
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def compared(tmp_path_factory: pytest.TempPathFactory, unprobed: None) -> Path:
     folder = tmp_path_factory.mktemp("compared") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HARMONIUM_HOME", str(folder.parent / "home"))

@@ -101,6 +101,7 @@ def test_every_plot_has_every_format_and_the_same_bytes_again(tmp_path: Path):
     assert "mean and 95 % interval" in svg and "over 3 seeds" in svg
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_the_demonstration_has_the_formats_that_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -198,7 +199,7 @@ def test_equal_means_are_all_bold_and_a_single_seed_has_no_underlines(tmp_path: 
     assert "± " not in (tmp_path / "compare.md").read_text()
 
 
-def test_rows_are_called_by_setting_in_every_form(tmp_path: Path):
+def test_rows_are_called_by_setting_in_every_form(tmp_path: Path, request: pytest.FixtureRequest):
     some = found()
     names = {"fedprox": "FedProx & Co_1 (ours)", "raw pixels": "Pixel"}
     some.plan = replace(some.plan, names=names)
@@ -220,6 +221,7 @@ def test_rows_are_called_by_setting_in_every_form(tmp_path: Path):
     assert held["details"]["names"] == names and "fedprox" in held["details"]["rows"]
     some.failed["fedprox", 1] = some.stopped["fedprox", 0] = "why"
     some.figures["fedprox", 2] = {**some.figures["fedprox", 2], "knn": None, "linear": None}
+    request.getfixturevalue("unrendered")
     notes = write_comparison(tmp_path / "notes", some).notes
     notes = [note for note in notes if "prox" in note.lower() and "BatchNorm" not in note]
     assert len(notes) == 4 and all(names["fedprox"] in note for note in notes)
@@ -227,6 +229,7 @@ def test_rows_are_called_by_setting_in_every_form(tmp_path: Path):
         assert "FedProx &amp; Co_1 (ours)" in (tmp_path / f"{name}.svg").read_text()
 
 
+@pytest.mark.usefixtures("unrendered")
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here")
 def test_tables_compile(tmp_path: Path):
     some = found()
@@ -242,6 +245,7 @@ def test_tables_compile(tmp_path: Path):
     assert made.returncode == 0, made.stdout[-2000:]
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_global_objectives_are_drawn_and_tabled_by_objective(tmp_path: Path):
     some = found()
     for seed in range(3):
@@ -381,6 +385,7 @@ def test_one_component_needs_no_table_of_its_own():
     assert traffic.by_component({"a": {"down": {}, "up": {}}}) == []
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_data_without_labels_have_label_free_figures(tmp_path: Path):
     made = write_comparison(tmp_path, found(labelled=False))
     assert made.title.startswith("Label-free") and made.picture is None

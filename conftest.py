@@ -1,4 +1,4 @@
-"""Every test has a home of its own, so nothing leaks into the user's and nothing is fetched."""
+"""Every test and example has a home of its own: nothing leaks into the user's or is fetched."""
 
 import gc
 import os
@@ -74,9 +74,28 @@ def undrawn() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def unprobed() -> Iterator[None]:
+    """Linear probes stop after a few passes, for they take half of a small run's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harmonium.evaluation.logistic.PASSES", 2)
+        yield
+
+
 @pytest.fixture
 def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plots are made but not rendered, which takes most of their time: their files hold nothing."""
     from matplotlib.figure import Figure
 
     monkeypatch.setattr(Figure, "savefig", lambda figure, file, **_: file.write(b"unrendered"))
+
+
+@pytest.fixture(autouse=True)
+def _plain_examples(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Examples in docstrings show no plots, so theirs are not rendered."""
+    if (
+        isinstance(request.node, pytest.DoctestItem)
+        and "harmonium." in request.node.dtest.docstring
+    ):
+        request.getfixturevalue("unrendered")
+        monkeypatch.setattr("harmonium.runs.loop.RunLoop._plot", lambda loop: None)
