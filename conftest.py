@@ -14,6 +14,7 @@ import torch
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("untimed")
 torch.set_num_threads(1)  # two tests run at once on two cores
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # also in processes that tests start
 # Compiled files stay: else every process, and there are many, would compile the package anew.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

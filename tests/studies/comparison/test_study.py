@@ -113,7 +113,7 @@ def test_resuming_a_comparison_shows_its_command(compared: Path, tmp_path: Path)
     with pytest.raises(ConfigError) as refused:
         harmonium.resume(compared)
     words = shlex.join(["fedavg", "fedprox", *TINY, "seeds=2"])
-    assert str(refused.value).endswith(f"with: harmonium compare {words} --out {compared}")
+    assert str(refused.value).endswith(f"harmonium compare {words} --out {compared}")
     with pytest.raises(ConfigError, match=r"holds several runs: .* harmonium resume .*seed-0"):
         harmonium.resume(compared / "fedavg")
 
