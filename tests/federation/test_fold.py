@@ -167,7 +167,7 @@ def test_types_must_agree_between_clients() -> None:
 def test_what_is_no_tensor_is_refused_and_not_a_crash(item: object) -> None:
     for name, field in (("model", weights()), ("any", public())):
         declared = Exchange("step", {}, {name: field})
-        with pytest.raises(WireError, match="`model`.*tensor"):
+        with pytest.raises(WireError, match=f"`{name}`.*tensor"):
             check("m", declared, "up", {name: {"encoder.w": item}})
     tally = Tally(Exchange("step", {}, {"n": scalar()}), {"model": LAYOUT}, EXAMPLES_OF)
     assert tally.refusal(0, {"n": 10**400}) == "`n` is not finite"
