@@ -57,12 +57,11 @@ def page(found: StudyResult) -> str:
     for title, text in order:
         shown = [table for name, table in groups.items() if name.startswith(title)]
         if shown:
-            bare = [replace_title(table, title) for table in shown]
-            parts += [f"## {title}\n", *([f"{text}\n"] if text else []), markdown_page(bare)]
+            parts += [f"## {title}\n", *([f"{text}\n"] if text else []), section(shown, title)]
     parts += [f"![{path.stem}]({path.name})\n" for path in found.plots if path.suffix == ".png"]
     if tuning := [table for name, table in groups.items() if name.startswith("Tuning")]:
         parts += ["## Tuning\n", f"{_tuning_words(found)}\n"]
-        parts.append(markdown_page([replace_title(table, "Tuning") for table in tuning]))
+        parts.append(section(tuning, "Tuning"))
     parts += ["## The regime\n", f"```\n{_wrapped(study.regime)}\n```\n", _rows_words(found)]
     if apart := [*study.differs, *_gaps(found)]:
         parts += ["## What differs from the paper\n", _listed(apart)]
@@ -74,20 +73,26 @@ def page(found: StudyResult) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def replace_title(table: ResultTable, prefix: str) -> ResultTable:
-    """A table whose title is only what follows the section's."""
-    rest = table.title.removeprefix(prefix).strip(" :,")
-    return table._replace(title=f"# {rest}" if rest else "")  # one level deeper
+def section(table_list: Sequence[ResultTable], name: str) -> str:
+    """Tables of a section, each under what its title adds to the section's name."""
+    parts = []
+    for table in table_list:
+        rest = table.title.removeprefix(name).strip(" :,")
+        parts += [f"### {rest[:1].upper()}{rest[1:]}\n"] if rest else []
+        parts.append(markdown_page([table._replace(title="")]))
+    return "\n".join(parts)
 
 
 def tables(found: StudyResult) -> list[ResultTable]:
     """Every table of a study."""
+    has_objective = any(result.global_objective for result in found.results.values())
+    digits = 2 if has_objective else 1
     made = [ResultTable("Decision", [_decision_row(one) for one in found.decisions], 2)]
     if published := list(_published_rows(found)):
         made.append(ResultTable("Published figures", published, 1))
     for condition, checks in found.checks.items():
         title = f"Headroom: {condition}" if condition else "Headroom"
-        made.append(ResultTable(title, list(_figure_rows(found, "headroom", condition)), 1))
+        made.append(ResultTable(title, list(_figure_rows(found, "headroom", condition)), digits))
         rows = [
             {"requirement": one.what, "measured": one.value, "met": "yes" if one.met else "no"}
             for one in checks
@@ -96,7 +101,7 @@ def tables(found: StudyResult) -> list[ResultTable]:
     made += list(_tuning_tables(found))
     for condition in found.study.conditions:
         title = f"Test figures: {condition}" if condition else "Test figures"
-        made.append(ResultTable(title, list(_figure_rows(found, "deciding", condition)), 1))
+        made.append(ResultTable(title, list(_figure_rows(found, "deciding", condition)), digits))
     return [table for table in made if table.rows]
 
 

@@ -246,8 +246,8 @@ def _checked(name: str, title: str, paper: str, text: str, tree: Mapping[str, An
         measures=measured_by,
         headlines=headlines,
         rule=rule,
-        differs=tuple(tree.get("differs") or ()),
-        looked_at=tuple(tree.get("looked_at") or ()),
+        differs=_sentences(tree.get("differs")),
+        looked_at=_sentences(tree.get("looked_at")),
         text=text,
     )
     _check_parts(study)
@@ -320,6 +320,11 @@ def _measures(
 def _words(given: Any) -> tuple[str, ...]:
     """Words of a command: a text with blanks between them, or a list."""
     return tuple(given.split() if isinstance(given, str) else (str(word) for word in given or ()))
+
+
+def _sentences(given: Any) -> tuple[str, ...]:
+    """Sentences of a list, each on one line however it is written in the file."""
+    return tuple(" ".join(str(one).split()) for one in given or ())
 
 
 def _latest(words: Sequence[str]) -> list[str]:
