@@ -74,6 +74,15 @@ def test_every_study_of_the_library_can_be_read(name: str) -> None:
         ("rule: [{", "measures: {FedAvgg: personal}\nrule: [{", "FedAvgg"),
         ("rule: [{", "measures: angles\ntuning: {by: angle}\nrule: [{", "angle"),
         ("by: knn}]", "by: personal}]", "personal"),  # which no measure gives
+        ("FedProx: fedprox method.mu=0.1", "FedProx:", "FedProx"),
+        ("local.lr: [0.01, 0.1]", "local.lr: 0.01", "grid.local.lr"),
+        ("arms:", "vary: {local.epochs: 2}\narms:", "vary.local.epochs"),
+        ("flat: 100", "flat: little", "headroom.flat"),
+        ("by: knn}]", "by: knn, margin: much}]", "rule.margin"),
+        ("by: knn}]", "by: knn, in: winter}]", "winter"),
+        ("than: FedAvg", "than: FedProx", "FedProx"),
+        ("rule: [{", "rule: [FedProx wins, {", "FedProx wins"),
+        ("deciding: [4, 5]", "deciding: [4, 5, 4]", "seeds.deciding"),
     ],
 )
 def test_slips_are_refused_before_anything_runs(

@@ -210,6 +210,8 @@ def _checked(name: str, title: str, paper: str, text: str, tree: Mapping[str, An
             needed = "a study needs claim, regime, arms, seeds"
             raise ConfigError(f"study {name} has no {key}: {needed}")
     arms = {arm: _words(words) for arm, words in _mapping(name, "arms", tree["arms"]).items()}
+    if empty := [arm for arm, words in arms.items() if not words]:
+        raise ConfigError(f"study {name}: arm {empty[0]} names no method or recipe")
     references = _references(name, tree.get("references", ["centralised"]))
     if both := sorted(set(arms) & set(REFERENCES)):
         raise ConfigError(f"study {name}: {both[0]} is a reference and cannot name an arm")
@@ -220,12 +222,9 @@ def _checked(name: str, title: str, paper: str, text: str, tree: Mapping[str, An
         headroom = _headroom(name, tree["headroom"], rows, headlines)
     rule = _rule(name, tree.get("rule") or [], rows, tuple(conditions), headlines)
     if rule and headroom is None:
-        raise ConfigError(f"study {name} has a rule but no headroom: nothing may be decided then")
+        raise ConfigError(f"study {name} has a rule but no `headroom` section: add one")
     tuning = _mapping(name, "tuning", tree.get("tuning") or {})
-    grid = {
-        key: tuple(shown(value) for value in values)
-        for key, values in _mapping(name, "grid", tree.get("grid") or {}).items()
-    }
+    grid = _axes(name, "grid", tree.get("grid") or {})
     study = StudyFile(
         name=name,
         title=title,
@@ -323,8 +322,9 @@ def _words(given: Any) -> tuple[str, ...]:
 
 
 def _sentences(given: Any) -> tuple[str, ...]:
-    """Sentences of a list, each on one line however it is written in the file."""
-    return tuple(" ".join(str(one).split()) for one in given or ())
+    """Sentences of a list, or one sentence, each on one line however it is written in the file."""
+    listed = [given] if isinstance(given, str) else given or ()
+    return tuple(" ".join(str(one).split()) for one in listed)
 
 
 def _latest(words: Sequence[str]) -> list[str]:
@@ -342,6 +342,15 @@ def _mapping(name: str, key: str, value: Any) -> dict[str, Any]:
     return {str(one): its for one, its in value.items()}
 
 
+def _axes(name: str, section: str, given: Any) -> dict[str, tuple[str, ...]]:
+    """Values of every key of a grid, as words show them."""
+    axes = _mapping(name, section, given)
+    for key, values in axes.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"study {name}: {section}.{key} must be a list of values")
+    return {key: tuple(shown(value) for value in values) for key, values in axes.items()}
+
+
 def _references(name: str, given: Any) -> dict[str, tuple[str, ...]]:
     """References with words of their own: a list of names, or a mapping from names to words."""
     found = dict.fromkeys(given) if isinstance(given, list) else _mapping(name, "references", given)
@@ -357,10 +366,8 @@ def _conditions(name: str, tree: Mapping[str, Any]) -> dict[str, tuple[str, ...]
     if tree.get("vary"):
         if tree.get("conditions"):
             raise ConfigError(f"study {name} has conditions and vary: leave one out")
-        axes = [
-            [f"{key}={shown(value)}" for value in values]
-            for key, values in _mapping(name, "vary", tree["vary"]).items()
-        ]
+        varied = _axes(name, "vary", tree["vary"])
+        axes = [[f"{key}={value}" for value in values] for key, values in varied.items()]
         return {", ".join(words): words for words in itertools.product(*axes)}
     given = _mapping(name, "conditions", tree.get("conditions") or {"": ""})
     return {one: _words(words) for one, words in given.items()}
@@ -374,11 +381,12 @@ def _headroom(
     for key in tree:
         if key not in keys:
             raise ConfigError(f"study {name}: unknown key 'headroom.{key}': {suggest(key, keys)}")
-    made = HeadroomRule(**{"below": rows[0], **tree})
-    for row in (made.below, made.above):
+    flat = _number(name, "headroom.flat", tree.get("flat", HeadroomRule.flat))
+    requirements = HeadroomRule(**{"below": rows[0], **tree, "flat": flat})
+    for row in (requirements.below, requirements.above):
         _known_row(name, "headroom", row, rows)
-    _known_figure(name, "headroom.by", made.by, headlines)
-    return made
+    _known_figure(name, "headroom.by", requirements.by, headlines)
+    return requirements
 
 
 def _rule(
@@ -391,6 +399,10 @@ def _rule(
     lines = []
     keys = ("better", "than", "by", "margin", "in")
     for line in given if isinstance(given, list) else [given]:
+        if not isinstance(line, Mapping):
+            raise ConfigError(
+                f"study {name}: a line of the rule names better, than and by, but one is {line!r}"
+            )
         tree = _mapping(name, "rule", line)
         for key in tree:
             if key not in keys:
@@ -405,12 +417,20 @@ def _rule(
         chosen = tuple(chosen if isinstance(chosen, list) else [chosen])
         for condition in chosen:
             if condition not in conditions:
-                close = suggest(str(condition), conditions)
-                raise ConfigError(f"study {name}: rule.in is {condition}: {close}")
-        margin = float(tree.get("margin", 0))
+                close = suggest(str(condition), conditions) if any(conditions) else "it has none"
+                raise ConfigError(f"study {name}: rule.in names no condition: {condition}: {close}")
+        margin = _number(name, "rule.margin", tree.get("margin", 0))
+        if tree["better"] == tree["than"]:
+            raise ConfigError(f"study {name}: a line of the rule compares {tree['than']} to itself")
         less = tree["by"] in headlines and headlines[tree["by"]].less_is_better
         lines.append(Comparison(tree["better"], tree["than"], tree["by"], margin, chosen, less))
     return tuple(lines)
+
+
+def _number(name: str, key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"study {name}: {key} is {value!r}; it must be a number")
+    return float(value)
 
 
 def _known_row(name: str, key: str, row: str, rows: Sequence[str]) -> None:
@@ -444,6 +464,8 @@ def _seeds(name: str, given: Any, *, with_grid: bool, decides: bool) -> dict[str
         for seed in values:
             if used.setdefault(seed, stage) != stage:
                 raise ConfigError(f"study {name}: seed {seed} is used for {used[seed]} and {stage}")
+        if len(set(values)) < len(values):
+            raise ConfigError(f"study {name}: seeds.{stage} names a seed twice")
         seeds[stage] = tuple(values)
     for stage in tree:
         if stage not in STAGES:
