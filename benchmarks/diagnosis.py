@@ -58,30 +58,30 @@ STYLED = ("shapes", "mnist, digits")
 ONE_CLASS = ["split.alpha=0.1", "split.prior=true"]  # about one class a client
 
 
-def camera(pictures: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+def camera(images: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     """Another gain for each colour, gamma and offset; images (n, channels, h, w) in 0 to 1."""
-    gains = torch.tensor(rng.uniform(0.7, 1.3, (1, pictures.shape[1], 1, 1)), dtype=torch.float32)
-    return pictures ** rng.uniform(0.6, 1.6) * gains + rng.uniform(-0.1, 0.1)
+    gains = torch.tensor(rng.uniform(0.7, 1.3, (1, images.shape[1], 1, 1)), dtype=torch.float32)
+    return images ** rng.uniform(0.6, 1.6) * gains + rng.uniform(-0.1, 0.1)
 
 
-def lens(pictures: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+def lens(images: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     """Another blur (standard deviation up to 1.5 pixels) and grain (up to 0.06)."""
     sigma, grain = rng.uniform(0.1, 1.5), rng.uniform(0, 0.06)
     taps = torch.arange(-4, 5).float()
     kernel = torch.exp(-taps.square() / (2 * sigma**2))
-    kernel = (kernel / kernel.sum()).expand(pictures.shape[1], 1, 1, 9)
+    kernel = (kernel / kernel.sum()).expand(images.shape[1], 1, 1, 9)
     for pad, way in (((4, 4, 0, 0), kernel), ((0, 0, 4, 4), kernel.transpose(2, 3))):
-        padded = F.pad(pictures, pad, mode="replicate")
-        pictures = F.conv2d(padded, way, groups=pictures.shape[1])
-    noise = rng.standard_normal(tuple(pictures.shape), np.float32)
-    return pictures + grain * torch.from_numpy(noise)
+        padded = F.pad(images, pad, mode="replicate")
+        images = F.conv2d(padded, way, groups=images.shape[1])
+    noise = rng.standard_normal(tuple(images.shape), np.float32)
+    return images + grain * torch.from_numpy(noise)
 
 
-def zoom(pictures: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+def zoom(images: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     """Another part of the middle, 70 to 100 percent of the side, enlarged."""
-    middle = torch.eye(2, 3).expand(len(pictures), 2, 3) * rng.uniform(0.7, 1.0)
-    grid = F.affine_grid(middle, list(pictures.shape), align_corners=False)
-    return F.grid_sample(pictures, grid, align_corners=False, padding_mode="border")
+    middle = torch.eye(2, 3).expand(len(images), 2, 3) * rng.uniform(0.7, 1.0)
+    grid = F.affine_grid(middle, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, align_corners=False, padding_mode="border")
 
 
 CHANGES: dict[str, Change] = {"camera": camera, "lens": lens, "zoom": zoom}

@@ -141,8 +141,8 @@ def inside(path: Path) -> Found:
     opened = open_run(path, path.name, changed_recipe(path, []))
     test, found = opened.dataset.test, []
     for client, own in opened.owns(sorted(opened.examples)):
-        pictures = test.subset(np.flatnonzero(test.factors["style"] == client))
-        rows = opened.features(own.encoder, pictures, f"client {client}")
+        images = test.subset(np.flatnonzero(test.factors["style"] == client))
+        rows = opened.features(own.encoder, images, f"client {client}")
         with torch.no_grad():
             content, both = own.without(rows), own.adapter(rows) if own.adapter else rows
         made = both - content
@@ -157,16 +157,16 @@ def inside(path: Path) -> Found:
     return {key: math.fsum(one[key] for one in found) / len(found) for key in found[0]}
 
 
-def lie(seed: int, words: Sequence[str], picture: Path | None) -> Found:
-    """What near style features have in common, with five clients of each style; and their maps."""
+def style_neighbours(seed: int, words: Sequence[str], plot: Path | None) -> Found:
+    """What near style features share, with five clients of each style; `plot` gets their maps."""
     changes = [*words, "participation.number=none", f"seed={seed}", "evaluate.every=1000"]
     with tempfile.TemporaryDirectory() as folder:
         place = "fedstyle/digit-5-ho-simclr/fedstyle@cpu"
         run(Recipe.of(place, *changes), out=Path(folder) / "fedstyle")
         made = evaluate_run(Path(folder) / "fedstyle", "styles", out=Path(folder) / "figures")
-        if picture:
-            picture.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(made.pictures["styles"], picture)
+        if plot:
+            plot.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(made.main_plots["styles"], plot)
     apart = next(iter(made.figures["styles"].values()))["apart"]
     return {"label": "styles", "objective": "simclr", "seed": seed, "apart": apart}
 
@@ -216,8 +216,8 @@ def main() -> None:
     images = asked.write.parent.parent / "images" if asked.write else None
     for seed in asked.seeds if "styles" in asked.part else ():
         if ("styles", "simclr", seed) not in held:
-            picture = images and seed == asked.seeds[0] and images / "fedstyle-styles.png"
-            add(lie(seed, words, picture or None))
+            plot = images / "fedstyle-styles.png" if images and seed == asked.seeds[0] else None
+            add(style_neighbours(seed, words, plot))
     for label, clients in itertools.product(KEEPERS, CLIENTS) if "memory" in asked.part else ():
         if (f"memory, {label}", "", clients) not in held:
             add(remember(label, clients))

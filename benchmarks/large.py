@@ -102,7 +102,7 @@ def main() -> None:
             for start in range(0, len(order), BATCH):
                 views.plain(torch.from_numpy(train.batch(order[start : start + BATCH])))
     found = {
-        "pictures": count,
+        "images": count,
         "gigabytes": round(count * 3 * words.size**2 / 1e9, 2),
         "decoding": {"megabytes": round(decoding.megabytes), "seconds": round(decoding.seconds, 1)},
         "reading": {"megabytes": round(reading.megabytes), "seconds": round(reading.seconds, 1)},

@@ -75,9 +75,9 @@ def timed(balance: str, local_clusters: int, times: int = 20) -> Found:
     method = recipe.method_for((32, 32, 3), 10)
     assert isinstance(method, Orchestra)
     epochs = recipe.local.scaled(recipe.clients, recipe.participation.fraction).epochs
-    pictures = 500
-    pixels = np.random.default_rng(0).integers(0, 255, (pictures, 32, 32, 3), dtype=np.uint8)
-    examples = Examples(Images(pixels, np.zeros(pictures, int)), np.arange(pictures))
+    count = 500
+    pixels = np.random.default_rng(0).integers(0, 255, (count, 32, 32, 3), dtype=np.uint8)
+    examples = Examples(Images(pixels, np.zeros(count, int)), np.arange(count))
     rng = torch.Generator().manual_seed(0)
     client = Client(0, 1, 2, examples, method.views, rng, Noise("simulated", rng))
     spent = {"round": 0.0, "clustering": 0.0}

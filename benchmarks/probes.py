@@ -72,16 +72,16 @@ class Patches(nn.Module):
         """From bytes, channels last, to numbers around 0, channels first."""
         return pixels.permute(0, 3, 1, 2).float() / 64 - 2
 
-    def forward(self, pictures: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """Features `(n, 512)`."""
-        answers = functional.conv2d(pictures, self.filters, self.shift)
+        answers = functional.conv2d(images, self.filters, self.shift)
         pooled = [
             functional.adaptive_avg_pool2d((sign * answers - BIAS).relu_(), 2) for sign in (1, -1)
         ]
         return torch.cat(pooled, dim=1).flatten(1)
 
 
-def pictures(share: float) -> tuple[Labelled, Labelled, Tensor, Tensor]:
+def cifar10_features(share: float) -> tuple[Labelled, Labelled, Tensor, Tensor]:
     """Train and test features with classes, and the 100 finer labels of either.
 
     The finer ones are class and decile of brightness within the class, over training images.
@@ -310,7 +310,7 @@ def neighbours(train: Labelled, test: Labelled, repeats: int) -> list[dict[str, 
 def page(repeats: int, share: float) -> str:
     """Everything, as the page of results."""
     torch.set_num_threads(1)
-    train, test, fine, fine_test = pictures(share)
+    train, test, fine, fine_test = cifar10_features(share)
     near = neighbours(train, test, repeats)
     torch.set_num_threads(2)
     _, two, _ = peak(lambda: knn_predict(*train, test[0], k=K, temperature=TEMPERATURE))

@@ -45,7 +45,7 @@ VARIANTS = (
 )
 
 
-def pictures(count: int, clients: int, classes: int) -> Images:
+def labelled_images(count: int, clients: int, classes: int) -> Images:
     rng = np.random.default_rng(0)
     fine = rng.integers(0, classes, count)
     owners = np.concatenate([np.arange(clients), rng.integers(0, clients, count - clients)])
@@ -67,7 +67,7 @@ def rules(folder: Path, images: Images, clients: int) -> Iterator[tuple[str, Spl
 
 
 def measure(count: int, clients: int) -> list[dict[str, str | float]]:
-    ten, hundred = (pictures(count, clients, classes) for classes in (10, 100))
+    ten, hundred = (labelled_images(count, clients, classes) for classes in (10, 100))
     rows: list[dict[str, str | float]] = []
     with tempfile.TemporaryDirectory() as folder:
         for called, rule in rules(Path(folder), ten, clients):
@@ -88,14 +88,14 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1_000_000)
     parser.add_argument("--clients", type=int, default=10_000)
     words = parser.parse_args()
-    rows = measure(words.pictures, words.clients)
+    rows = measure(words.images, words.clients)
     missing = set(splits.table()) - {str(row["rule"]).split()[0] for row in rows}
     if missing:
         raise SystemExit(f"nothing measures: {', '.join(sorted(missing))}")
     if words.json:
         print(json.dumps({"limit": LIMIT, "rows": rows}, indent=1))
         return
-    print(f"{words.pictures:,} images among {words.clients:,} clients")
+    print(f"{words.images:,} images among {words.clients:,} clients")
     for row in rows:
         note = "" if row["outcome"] == "made" else f"  {row['outcome']}"
         print(f"{row['rule']:52s}{row['seconds']:7.2f} s{note}")

@@ -89,7 +89,7 @@ def pillow_views(arrays: np.ndarray, rng: random.Random, blur: float) -> torch.T
     return torch.from_numpy(made).float().div_(255).sub_(0.5).div_(0.5).permute(0, 3, 1, 2)
 
 
-def pictures(count: int) -> torch.Tensor:
+def smooth_images(count: int) -> torch.Tensor:
     """Smooth coloured images; pure noise would flatter nobody but look like nothing."""
     rng = torch.Generator().manual_seed(0)
     coarse = torch.rand(count, 3, 5, 5, generator=rng)
@@ -111,7 +111,7 @@ def measure(contenders: dict[str, Callable[[], object]], repeats: int) -> dict[s
 
 def compare(batch: int, blur: float, repeats: int) -> dict[str, float]:
     """Views per core-second and ratios to Pillow at one batch size, one and two views at once."""
-    pixels = pictures(batch)
+    pixels = smooth_images(batch)
     arrays, dice = pixels.numpy(), random.Random(0)
     rng = torch.Generator().manual_seed(0)
     contenders: dict[str, Callable[[], object]] = {

@@ -1,6 +1,6 @@
 """Images decoded per second from JPEG files, in this process and in one and two others.
 
-    python benchmarks/pictures.py [--json] [--count 300] [--workers 0 1 2] [--repeats 3]
+    python benchmarks/jpeg_decoding.py [--json] [--count 300] [--workers 0 1 2] [--repeats 3]
 
 Every contender brings the same photographs of 640 x 480 to 224 x 224 and writes them as a data set,
 starting its processes anew; repetitions are interleaved so that a busy machine slows all alike,
@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -69,7 +70,7 @@ def measure(folder: Path, workers: int) -> dict[str, float | str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--count", type=int, default=300, help="pictures")
+    parser.add_argument("--count", type=int, default=300, help="number of images")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="processes")
     parser.add_argument("--repeats", type=int, default=3, help="timed repetitions of each")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -79,13 +80,13 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as base:
         make(Path(base), options.count)
-        runs = {workers: [] for workers in options.workers}
+        runs: dict[int, list[dict[str, Any]]] = {workers: [] for workers in options.workers}
         for _ in range(options.repeats):
             for workers, rows in runs.items():
                 rows.append(measure(Path(base), workers))
     found = {
         workers: {
-            "pictures_per_second": options.count / min(row["seconds"] for row in rows),
+            "images_per_second": options.count / min(row["seconds"] for row in rows),
             "megabytes": max(row["megabytes"] for row in rows),
         }
         for workers, rows in runs.items()
@@ -98,7 +99,7 @@ def main() -> None:
     for workers, row in found.items():
         where = f"{workers} more" if workers else "this process"
         print(
-            f"{where:12s} {row['pictures_per_second']:6.0f} pictures/s, "
+            f"{where:12s} {row['images_per_second']:6.0f} images/s, "
             f"at most {row['megabytes']:.0f} MB"
         )
     print("the same bytes: " + ("yes" if same else "NO"))
