@@ -3,13 +3,13 @@
 import pytest
 
 from harmonium.studies.evidence.decision import FAILS, HOLDS, OPEN, apart, decide, flat, overall
-from harmonium.studies.evidence.study_file import Comparison
+from harmonium.studies.evidence.study_file import RuleLine
 
 SEEDS = (1, 2, 3, 4, 5)
 
 
-def line(margin: float = 0.0, by: str = "knn") -> Comparison:
-    return Comparison("new", "old", by, margin, ("",))
+def line(margin: float = 0.0, by: str = "knn") -> RuleLine:
+    return RuleLine("new", "old", by, margin, ("",))
 
 
 def figures(new: list[float], old: list[float], by: str = "knn") -> dict:
@@ -54,7 +54,7 @@ def test_less_of_an_objective_is_better() -> None:
 def test_less_of_a_figure_of_a_measure_is_better_where_it_says_so() -> None:
     data = figures([10.0, 11.0, 10.5], [20.0, 22.0, 20.0], "angle")
     for less, verdict in ((True, HOLDS), (False, FAILS)):
-        claim = Comparison("new", "old", "angle", 0.0, ("",), less)
+        claim = RuleLine("new", "old", "angle", 0.0, ("",), less)
         (one,) = decide([(claim, "")], data, {}, SEEDS[:3])
         assert one.verdict == verdict
 

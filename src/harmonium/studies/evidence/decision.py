@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harmonium.studies.comparison import statistics
-from harmonium.studies.evidence.study_file import Comparison
+from harmonium.studies.evidence.study_file import RuleLine
 
 ERRORS = 3.0  # standard errors by which references must be apart
 Verdict = Literal["holds", "does not hold", "not decidable here"]
@@ -31,7 +31,7 @@ class Check:
 class Decision:
     """One line of the rule in one condition."""
 
-    line: Comparison
+    line: RuleLine
     condition: str
     verdict: Verdict
     why: str  # where it is open
@@ -73,7 +73,7 @@ def flat(changes: Figures, most: float, what: str) -> Check:
 
 
 def decide(
-    lines: Sequence[tuple[Comparison, str]],
+    lines: Sequence[tuple[RuleLine, str]],
     figures: Mapping[tuple[str, str], Mapping[str, Figures]],
     undecidable: Mapping[str, str],
     seeds: Sequence[int],

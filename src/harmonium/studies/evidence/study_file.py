@@ -36,10 +36,10 @@ KEYS = (
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RuleLine:
     """One line of the rule: an arm leads another by more than a margin.
 
-    A negative margin states that the arm is at most that much worse.
+    A negative margin states that the arm is less than that much worse.
     """
 
     better: str
@@ -98,7 +98,7 @@ class StudyFile:
     headroom: HeadroomRule | None
     measures: Mapping[str, tuple[str, ...]]  # words of `harmonium eval` for every row
     headlines: Mapping[str, Headline]  # the figures of these measures
-    rule: tuple[Comparison, ...]
+    rule: tuple[RuleLine, ...]
     differs: tuple[str, ...]
     looked_at: tuple[str, ...]
     text: str  # the file itself
@@ -395,7 +395,7 @@ def _rule(
     rows: Sequence[str],
     conditions: tuple[str, ...],
     headlines: Mapping[str, Headline],
-) -> tuple[Comparison, ...]:
+) -> tuple[RuleLine, ...]:
     lines = []
     keys = ("better", "than", "by", "margin", "in")
     for line in given if isinstance(given, list) else [given]:
@@ -423,7 +423,7 @@ def _rule(
         if tree["better"] == tree["than"]:
             raise ConfigError(f"study {name}: a line of the rule compares {tree['than']} to itself")
         less = tree["by"] in headlines and headlines[tree["by"]].less_is_better
-        lines.append(Comparison(tree["better"], tree["than"], tree["by"], margin, chosen, less))
+        lines.append(RuleLine(tree["better"], tree["than"], tree["by"], margin, chosen, less))
     return tuple(lines)
 
 
