@@ -107,7 +107,7 @@ def test_json_is_one_document_and_the_function_says_the_same(
     assert found.plain()["measures"] == document["measures"]
     assert document["runs"]["run"]["method"] == "fedca" and document["runs"]["run"]["round"] == 2
     assert (
-        found.pictures["angles"].read_bytes() == Path(document["pictures"]["angles"]).read_bytes()
+        found.main_plots["angles"].read_bytes() == Path(document["pictures"]["angles"]).read_bytes()
     )
 
 
@@ -148,6 +148,6 @@ def test_the_measure_of_the_page_works(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(measures, "_table", dict(measures.table()))  # it files itself there
     found = harmonium.evaluate_run(fedca, "norms:Norms", "Norms.images=9", out=tmp_path / "out")
-    assert found.figures["Norms"]["run"]["norm"] > 0 and not found.pictures
+    assert found.figures["Norms"]["run"]["norm"] > 0 and not found.main_plots
     assert found.tables[0].rows == [{"run": "run", **found.figures["Norms"]["run"]}]
     sys.modules.pop("norms")

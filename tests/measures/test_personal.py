@@ -449,7 +449,7 @@ def test_as_a_user_meets_it(styled: Path, made: Made, tmp_path: Path) -> None:
     )
     kept = json.loads((tmp_path / "eval.json").read_text())
     assert kept["measures"]["personal"] == json.loads(json.dumps(found.figures["personal"]))
-    assert found.pictures["personal"].stat().st_size > 5000
+    assert found.main_plots["personal"].stat().st_size > 5000
     assert any("2 of 2 clients evaluated" in line for line in said)
     title, rows, _ = found.tables[0]
     assert "percent" in title and [row["figure"] for row in rows] == ["general", "personal"] * 2

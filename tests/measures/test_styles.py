@@ -144,7 +144,7 @@ def test_runs_stand_in_one_table_and_one_image(fedstyle: Path, tmp_path: Path) -
     assert [(row["features"], row["by"]) for row in shown.rows] == [
         (words, by) for words in KINDS.values() for by in ("class", "client", "style")
     ]
-    assert done.pictures["styles"].stat().st_size > 1000
+    assert done.main_plots["styles"].stat().st_size > 1000
     assert {path: path.read_bytes() for path in before} == before
     again = evaluate_run(fedstyle, "styles", "styles.pictures=5", out=tmp_path)
     assert again.figures == done.figures and not again.notes

@@ -223,7 +223,7 @@ def test_the_sums_are_those_of_the_images_as_they_are_held() -> None:
     found = diagnose(*words)
     for mine, theirs in ((direct.whole, found.whole), (direct.content, found.content)):
         assert mine.distance == pytest.approx(theirs.distance, rel=1e-6)
-    assert found.pictures == sum(map(len, rows)) and found.clients == 4
+    assert found.images == sum(map(len, rows)) and found.clients == 4
 
 
 def test_secure_aggregation_finds_the_same_and_hides_single_clients() -> None:

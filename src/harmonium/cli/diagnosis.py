@@ -54,7 +54,7 @@ def _show(finding: Finding) -> None:
         }
         for name, one in compared.items()
     ]
-    title = f"{finding.clients} clients, {finding.pictures:,} images"
+    title = f"{finding.clients} clients, {finding.images:,} images"
     show_table(rows, title)
     say_prose("beyond chance: at least 4 counts; width: at least 1 of content speaks for classes")
     for sentence in finding.sentences():

@@ -141,7 +141,7 @@ class Health:
     spread: float
     dead: float  # share of dimensions that say the same about every image
     dimensions: int
-    pictures: int
+    pictures: int  # images measured; runs store it under this name
     finite: bool
     view_distance: float = math.nan  # of two views, in units of that of two images: 0 alike, 1 not
 

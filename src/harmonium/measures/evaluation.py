@@ -36,7 +36,7 @@ class EvaluationResult(Tabular):
     folder: Path  # of eval.json and the plots
     runs: Mapping[str, Mapping[str, Any]]  # by label: folder, recipe, committed round
     figures: Mapping[str, Mapping[str, Any]]  # by measure, then by run's label
-    pictures: Mapping[str, Path]  # by measure
+    main_plots: Mapping[str, Path]  # the first plot of each measure
     tables: Sequence[Shown]
     notes: Sequence[str] = ()
     features: Mapping[str, int] = field(default_factory=dict)  # images: found on disk, computed
@@ -55,7 +55,7 @@ class EvaluationResult(Tabular):
             "folder": str(self.folder),
             "runs": {label: dict(about) for label, about in self.runs.items()},
             "measures": {name: dict(results) for name, results in self.figures.items()},
-            "pictures": {name: str(path) for name, path in self.pictures.items()},
+            "pictures": {name: str(path) for name, path in self.main_plots.items()},
             "plots": [str(path) for path in self.plots],
             "notes": list(self.notes),
             "features": dict(self.features),

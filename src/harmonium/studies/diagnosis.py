@@ -46,7 +46,7 @@ class Finding:
 
     verdict: Verdict
     clients: int  # that answered
-    pictures: int
+    images: int
     whole: Spread  # distances between clients by all descriptors
     content: Spread  # distances by content alone
     sent: Mapping[int, int]  # client -> bytes up

@@ -83,7 +83,9 @@ def test_every_form_is_written_and_carries_what_was_unfair(tmp_path: Path):
     assert "% unfair: a and b differ" in tex and r"$53.0 \pm 1.7$" in tex
     for kind in ("compare", "knn-over-rounds", "knn-over-bytes", "knn-over-time"):
         assert (tmp_path / f"{kind}.png").stat().st_size > 1000
-    assert [path.name for path in made.plots][0] == "compare.png" and made.picture == made.plots[0]
+    assert [path.name for path in made.plots][0] == "compare.png" and made.main_plot == made.plots[
+        0
+    ]
 
 
 def test_every_plot_has_every_format_and_the_same_bytes_again(tmp_path: Path):
@@ -388,7 +390,7 @@ def test_one_component_needs_no_table_of_its_own():
 @pytest.mark.usefixtures("unrendered")
 def test_data_without_labels_have_label_free_figures(tmp_path: Path):
     made = write_comparison(tmp_path, found(labelled=False))
-    assert made.title.startswith("Label-free") and made.picture is None
+    assert made.title.startswith("Label-free") and made.main_plot is None
     assert made.rows[2]["spread"] == pytest.approx(0.53)
     assert "knn-over-rounds.png" not in {path.name for path in tmp_path.iterdir()}
 

@@ -91,7 +91,7 @@ def _draw(comparison: Comparison, outcomes: Outcomes) -> Comparison:
     paths = list(plots.draw(comparison, outcomes)) if has_knn else []
     paths += plots.draw_objectives(comparison, outcomes) if outcomes.objectives else []
     first = paths[0] if paths and has_knn else None
-    return replace(comparison, picture=first, plots=tuple(paths))
+    return replace(comparison, main_plot=first, plots=tuple(paths))
 
 
 def probes(figures: Mapping[str, Any]) -> dict[str, float | None]:

@@ -87,7 +87,7 @@ class Sweep(Tabular):
     key: str
     values: tuple[str, ...]
     comparisons: Mapping[str, Comparison]  # by value
-    picture: Path | None  # the first of the plots
+    main_plot: Path | None  # the first of the plots
     lost: tuple[Mapping[str, Any], ...] = ()  # runs at values where none finished
     plots: tuple[Path, ...] = ()  # all files of the plots
     lines: Comparison | None = None  # rows that are the same at every value
@@ -420,7 +420,7 @@ def new_folder(words: Sequence[str]) -> Path:
 def write_sweep(sweep: Sweep) -> Sweep:
     """Draw a sweep and write it in every form; returns it with the files of its plots."""
     plots = [path for probe in sweep.probes for path in _draw(sweep, probe)]
-    sweep = replace(sweep, plots=tuple(plots), picture=plots[0] if plots else None)
+    sweep = replace(sweep, plots=tuple(plots), main_plot=plots[0] if plots else None)
     write_results(
         sweep.folder,
         "sweep",

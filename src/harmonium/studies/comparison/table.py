@@ -31,7 +31,7 @@ class Comparison(Tabular):
     folder: Path
     rows: tuple[Mapping[str, Any], ...]  # `encoder`, and the mean of each figure
     details: Mapping[str, Any]  # of every row: each seed, intervals, differences, cost
-    picture: Path | None  # the first of the plots
+    main_plot: Path | None  # the first of the plots
     warnings: Mapping[str, str]  # on collapsed or diverged encoders, by label
     notes: tuple[str, ...] = ()  # on fairness, failed runs, public images
     plots: tuple[Path, ...] = ()  # all files of the plots

@@ -52,7 +52,7 @@ class Study(Tabular):
     command: str  # that runs the best setting in full; empty without one
     rounds: int
     ranked: Mapping[str, float] | None  # rho of score and kNN, and over how many settings
-    picture: Path | None  # the first of the plots
+    main_plot: Path | None  # the first of the plots
     notes: tuple[str, ...] = ()
     plots: tuple[Path, ...] = ()  # every file of the plot
 
@@ -68,7 +68,7 @@ class Study(Tabular):
             "command": self.command,
             "rounds": self.rounds,
             "spearman": dict(self.ranked) if self.ranked else None,
-            "picture": str(self.picture) if self.picture else None,
+            "picture": str(self.main_plot) if self.main_plot else None,
             "plots": [str(path) for path in self.plots],
             "rows": [dict(row) for row in self.rows],
             "notes": list(self.notes),
