@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -219,6 +220,22 @@ def check_at_least(setting: str, value: float, least: float) -> None:
     """Raise an error if the value is below `least`."""
     if not value >= least:
         raise ConfigError(Key("data", setting), f"={value}: at least {least} is needed")
+
+
+def check_is_file(name: str, path: str) -> None:
+    """Refuse a `data.path` of the set `name` that is not a file."""
+    if not path:
+        raise ConfigError(f"data set '{name}' needs ", Key("data", "path"), f"=FILE.{name}")
+    file = Path(path).expanduser().resolve()
+    if file.is_dir():
+        raise DataError(
+            Key("data", "path"),
+            f"={path} is a folder: for image files use ",
+            Key("data"),
+            "=folder",
+        )
+    if not file.is_file():
+        raise DataError(Key("data", "path"), f"={path}: there is no such file")
 
 
 def no_labels(count: int) -> Integers:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from harmonium.core.errors import ConfigError, DataError, Key
+from harmonium.core.errors import DataError
 from harmonium.data.cache import Writer
-from harmonium.data.datasets import UnsplitSpec, datasets, no_labels
+from harmonium.data.datasets import UnsplitSpec, check_is_file, datasets, no_labels
 from harmonium.data.decoding.in_memory import image_set
 from harmonium.data.images import UNKNOWN, Integers, Pixels
 
@@ -57,17 +57,7 @@ class Npz(UnsplitSpec):
     def check(self) -> None:
         """Check that the path is a file too."""
         super().check()
-        if not self.path:
-            raise ConfigError("data set 'npz' needs ", Key("data", "path"), "=FILE.npz")
-        if self._file().is_dir():
-            raise DataError(
-                Key("data", "path"),
-                f"={self.path} is a folder: for image files use ",
-                Key("data"),
-                "=folder",
-            )
-        if not self._file().is_file():
-            raise DataError(Key("data", "path"), f"={self.path}: there is no such file")
+        check_is_file("npz", self.path)
 
     def _file(self) -> Path:
         return Path(self.path).expanduser().resolve()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from harmonium.core.errors import ConfigError, DataError, Key
 from harmonium.data.cache import Writer
-from harmonium.data.datasets import UnsplitSpec, datasets
+from harmonium.data.datasets import UnsplitSpec, check_is_file, datasets
 from harmonium.data.decoding.image_files import (
     ImageFile,
     ImageFileSpec,
@@ -66,17 +66,7 @@ class Table(ImageFileSpec, UnsplitSpec):
     def check(self) -> None:
         """Check that the table and the folder exist too."""
         super().check()
-        if not self.path:
-            raise ConfigError("data set 'csv' needs ", Key("data", "path"), "=FILE.csv")
-        if self._file().is_dir():
-            raise DataError(
-                Key("data", "path"),
-                f"={self.path} is a folder: for image files use ",
-                Key("data"),
-                "=folder",
-            )
-        if not self._file().is_file():
-            raise DataError(Key("data", "path"), f"={self.path}: there is no such file")
+        check_is_file("csv", self.path)
         if not self._root().is_dir():
             raise DataError(Key("data", "root"), f"={self.root}: there is no such folder")
 
