@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import os
 import queue
-import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -23,6 +21,7 @@ from typing import IO, Any
 
 from harmonium.core import codec, files
 from harmonium.core.errors import EngineError, HarmoniumError
+from harmonium.core.processes import child_environment, end_process, start_module
 from harmonium.core.progress import Listener, current_listener
 from harmonium.core.types import ClientId, Weights
 from harmonium.engines.runtime import ClientRuntime, StateRef, Task
@@ -211,12 +210,8 @@ class _Worker:
 
     def __init__(self, folder: Path) -> None:
         self._started = False  # it has sent its first frame
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "harmonium.runs.worker", str(folder), str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            process_group=0 if os.name == "posix" else None,  # Ctrl-C is for us to handle
-            env=environment(),
+        self._process = start_module(
+            "harmonium.runs.worker", str(folder), str(os.getpid()), environment=task_environment()
         )
 
     @property
@@ -240,20 +235,12 @@ class _Worker:
         raise EOFError
 
     def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream:
-                try:
-                    stream.close()
-                except OSError:  # a pipe with unsent bytes to a dead process
-                    continue
+        end_process(self._process)
 
 
-def environment() -> dict[str, str]:
+def task_environment() -> dict[str, str]:
     """The environment of a process that performs tasks: one thread, and our module path."""
-    quiet = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    return {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    return child_environment(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
 
 
 def _ignore(what: str, done: int, total: int | None, unit: str) -> None:

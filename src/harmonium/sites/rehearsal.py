@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from harmonium.core.errors import ConfigError, EngineError, WireError
 from harmonium.core.types import ClientId
-from harmonium.engines.local import environment
+from harmonium.engines.local import task_environment
 from harmonium.engines.remote import NEEDS_FLOWER, RemoteEngine, RemoteSite, Waits
 from harmonium.engines.runtime import ClientRuntime
 from harmonium.engines.seal import unverified_header
@@ -121,7 +121,7 @@ def _nodes(
 def _start(facts: Mapping[str, Any], log: IO[bytes]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "harmonium.sites.rehearsal"]
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment()
+        command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=task_environment()
     )
     if process.stdin is None:
         raise EngineError("a node has no input")

@@ -11,18 +11,17 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from types import TracebackType
 from typing import IO
 
 import numpy as np
 
 from harmonium.core.errors import EngineError
+from harmonium.core.processes import child_environment, end_process, start_module
 from harmonium.data.decoding.worker import SECONDS, Answer, Order, perform
 
 TRIES = 2  # processes that an image may end before it counts as unreadable
@@ -113,14 +112,7 @@ class Decoders:
     def _end(self, process: subprocess.Popen[bytes], seconds: float = 0) -> int:
         """Wait some seconds for a process to end, then kill it; returns its exit code."""
         self._all.discard(process)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-        process.kill()
-        code = process.wait()
-        for stream in (process.stdin, process.stdout):
-            with suppress(OSError):  # a pipe with unsent bytes to a dead process
-                stream.close()  # type: ignore[union-attr]
-        return code
+        return end_process(process, seconds)
 
 
 def _cores() -> int:
@@ -130,17 +122,10 @@ def _cores() -> int:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "harmonium.data.decoding.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        process_group=0 if os.name == "posix" else None,  # Ctrl-C is for us to handle
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-            "OPENBLAS_NUM_THREADS": "1",  # NumPy would reserve memory for every core
-        },
-    )
+    one_thread = child_environment(
+        OPENBLAS_NUM_THREADS="1"
+    )  # NumPy would reserve memory for every core
+    return start_module("harmonium.data.decoding.worker", environment=one_thread)
 
 
 def _ask(process: subprocess.Popen[bytes], paths: Sequence[str], order: Order) -> Iterator[Answer]:
