@@ -293,7 +293,7 @@ def lies(
         *([("nothing", {})] if up else []),
         ("a list", [1, 2]),
         ("text", "hello"),
-        ("a field more", {**up, "more": 1.0}),
+        ("an extra field", {**up, "more": 1.0}),
         ("a number as a field's name", {**up, 5: 1.0}),
     ]
     while True:
@@ -319,7 +319,7 @@ def _lie(part: Field, value: Any, rng: random.Random) -> tuple[str, Any]:
         ("true", True),
         ("a number beyond any float", 10**400),
         ("not a number", math.nan),
-        ("endless", -math.inf),
+        ("infinite", -math.inf),
         ("a complex tensor", torch.ones(3, dtype=torch.complex64)),
     ]
     if isinstance(value, Mapping):
@@ -348,7 +348,7 @@ def _lying_tensor(value: Tensor, rng: random.Random, *, shaped: bool) -> tuple[s
             choices.append((f"has {number}", spoiled))
     if shaped or not choices:
         choices += [
-            ("of one axis more", value[None]),
+            ("with an extra axis", value[None]),
             ("of longer rows", torch.cat([value, value], -1) if value.ndim else value[None]),
             (
                 "many times",
@@ -363,7 +363,7 @@ def _lying_tensor(value: Tensor, rng: random.Random, *, shaped: bool) -> tuple[s
 
 
 def _check_lies_are_refused(plain: Trial) -> None:
-    """A malformed reply is refused by client name, and the round ends as if it had not come."""
+    """A malformed reply is refused by client name, and the round ends as if it had not arrived."""
     if plain.recipe.privacy.masks is not None:  # the server sees only sums of masked replies
         return
     exchanges, rng, seen = plain.method.exchanges(), random.Random(7), set[str]()

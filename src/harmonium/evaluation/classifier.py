@@ -1,14 +1,14 @@
 """Linear classifiers on frozen features, trained in minibatches as papers train theirs.
 
 `linear.py` finds the best linear rule; these reproduce a published schedule instead: an optimiser,
-a rate, so many epochs. The classifier after the last epoch is the one that counts. There is nothing
-to choose, so no validation images are needed, and test images are only classified.
+a rate, a number of epochs. The classifier after the last epoch is the one that counts. There is
+nothing to choose, so no validation images are needed, and test images are only classified.
 
-Whether features are standardised belongs to a protocol. A fixed rate does the more in a step the
-larger features are, so without it encoders, or adapters, with large outputs learn faster, and the
-accuracy after so many epochs reflects size as well as content. Protocols that other papers state
-leave features as they are. FedStyle states no protocol beyond its rate and its batch; `lp_style`
-standardises, because it compares features of different make.
+Whether features are standardised belongs to a protocol. With a fixed rate, steps grow with the size
+of the features: without standardisation, classifiers learn faster on encoders, or adapters, with
+large outputs, and the accuracy after a fixed number of epochs reflects size as well as content.
+Protocols that other papers state leave features as they are. FedStyle states no protocol beyond its
+rate and its batch; `lp_style` standardises, because it compares features from different networks.
 
 An adapter may learn beside the classifier. It precedes the standardisation, whose mean and
 deviation are computed from its outputs at initialisation and stay fixed.
@@ -127,17 +127,17 @@ def train(
     *,
     adapter: nn.Module | None = None,
 ) -> Classifier:
-    """A classifier of frozen features, and of what an adapter makes of them while it learns too.
+    """Train a linear classifier on frozen features, with an adapter beside it if one is given.
 
-    It begins with weights of 0, so only the order of the images is drawn. The adapter is copied;
-    the copy learns by the same optimiser, in evaluation mode: it drops nothing, measures nothing.
+    Its weights begin at 0, so only the order of the images is drawn. A copy of the adapter is
+    trained by the same optimiser, in evaluation mode: dropout and BatchNorm's statistics are off.
 
     Args:
         features: `(n, dim)` of the training images; or several passes, of which each epoch takes
             the next and begins again after the last.
         labels: `(n,)`; images labelled -1 are left out. Classes that do not occur are never
             predicted.
-        protocol: how.
+        protocol: the optimiser, its rate, and the number of epochs.
         rng: of the order of the images.
         adapter: what learns beside the classifier, from `(n, dim)` to `(n, any)`; none: nothing.
 

@@ -172,7 +172,7 @@ class Evaluator:
 
     @property
     def has_labels(self) -> bool:
-        """Whether the test part has labels, and the probes something to learn from."""
+        """Whether the test part has labels, and probes have labelled images to learn from."""
         return self.bank is not None and self.data.test.labelled
 
     @property

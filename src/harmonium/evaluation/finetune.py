@@ -1,11 +1,11 @@
 """Fine-tuning: a head is put on an encoder, and both are trained with labels.
 
-Papers evaluate so with few labels and on other data sets. FedCA (Zhang et al., 2020) puts a
-perceptron with one hidden layer on top and trains for 100 epochs by Adam with rate 0.001. Orchestra
-(Lubana et al., 2022) puts a linear layer on top; its code trains the whole network with the rate of
-its linear probe, 30, at which no network learns, so here it is SGD with 0.1 and a cosine over 50
-epochs. The network after the last epoch is the one that counts: nothing is chosen, so no validation
-image is needed, and test images are only classified.
+Papers evaluate encoders in this way with few labels and on other data sets. FedCA (Zhang et al.,
+2020) puts a perceptron with one hidden layer on top and trains for 100 epochs by Adam with rate
+0.001. Orchestra (Lubana et al., 2022) puts a linear layer on top; its code trains the whole network
+with the rate of its linear probe, 30, at which no network learns, so here it is SGD with 0.1 and a
+cosine over 50 epochs. The network after the last epoch is the one that counts: nothing is chosen,
+so no validation image is needed, and test images are only classified.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def uniformity(features: Tensor, t: float = 2.0, chunk: int = 1000) -> float:
         chunk: rows at a time; memory is `chunk * n` numbers.
     """
     unit = _unit(_several(features))
-    length = unit.any(dim=1).double()  # 1, but 0 of features that are all 0
+    length = unit.any(dim=1).double()  # 1, or 0 for a row of zeros
     total = torch.tensor(-math.inf, dtype=torch.float64)
     for start in range(0, len(unit), chunk):
         rows = unit[start : start + chunk]
@@ -139,7 +139,7 @@ class Health:
     effective_rank: float
     directions: float
     spread: float
-    dead: float  # share of dimensions that say the same about every image
+    dead: float  # share of dimensions that are equal for all images
     dimensions: int
     pictures: int  # images measured; runs store it under this name
     finite: bool

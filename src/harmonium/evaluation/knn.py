@@ -3,9 +3,9 @@
 Features are scaled to unit length; each query takes the `k` nearest of the bank by cosine, and
 each neighbour votes for its label with weight exp(cosine / temperature) (Wu et al. 2018).
 
-Similarities are made and forgotten block by block, `QUERIES` by at most `BANK`, so memory does not
-grow with either. Torch's threads share the queries, each computing on its own, so the bits are
-those of one thread.
+Similarities are computed and discarded in blocks of `QUERIES` by at most `BANK`, so memory does not
+grow with the numbers of queries and rows. Torch's threads share the queries, each computing on its
+own, so the bits are those of one thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from harmonium.evaluation.metrics import Answers, answers
 
 QUERIES = 256  # in a block
 BANK = 2**16  # rows in a block, at most: 67 MB of similarities a thread
-THREADS = 8  # at most, because of what blocks take
+THREADS = 8  # at most, because each needs memory for its block
 GROUP = 16  # similarities in a group; the largest of each group is compared first
 LEAST = 16  # queries and bank rows in a product: with fewer, equal rows may differ in their bits
 

@@ -6,9 +6,10 @@ Wright 2006, section 7.2). Here it begins with the second moments of the feature
 curvature of the classes, plus the penalty: one small matrix, from a sample of rows. Features of
 very different spread then take tens of passes over the data instead of hundreds.
 
-Passes are in float32, block by block, forth and back while a block is in the cache. Sums over
-blocks and all that has the size of the weights is float64. Torch's threads share the blocks, each
-computing on its own; sums are in the order of the rows, so the bits are those of one thread.
+Passes are in float32, block by block, with scores and gradient of a block while it is in the cache.
+Sums over blocks and all that has the size of the weights is float64. Torch's threads share the
+blocks, each computing on its own; sums are in the order of the rows, so the bits are those of one
+thread.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from torch import Tensor
 from harmonium.core.progress import emit
 from harmonium.core.threads import single_thread
 
-TOLERANCE = 1e-5  # nats an image by which a further step would lower the objective: good enough
-MANY = 10_000  # images; of fewer, each counts more and passes are cheap: they are solved further
+TOLERANCE = 1e-5  # stop where a further step would lower the objective by less, in nats an image
+MANY = 10_000  # images; with fewer, each counts more, so the tolerance shrinks in proportion
 PASSES = 200  # over the data at one strength, at most
 BLOCK = 1024  # rows that stay in the cache
 PART = 4 * BLOCK  # rows that one thread takes at a time
 SAMPLE = 5000  # rows for the second moments, at most
 MEMORY = 10  # steps that are remembered
-RENEWAL = 10  # steps after which the classes' curvature is measured again
+RENEWAL = 10  # steps after which the mean curvature of the classes is measured again
 
 
 class LossEvaluation(NamedTuple):
@@ -69,7 +70,7 @@ def regressions(
     basis = None
     workers = torch.get_num_threads()
     with single_thread(), ThreadPoolExecutor(workers) as threads:
-        if len(features) < features.shape[1]:  # weights are a mixture of rows: find the mixture
+        if len(features) < features.shape[1]:  # solve in the span of the rows, where solutions lie
             basis, mixture = torch.linalg.qr(features.T.double())
             features = mixture.T.float().contiguous()
         share = threads.map if workers > 1 and len(features) > PART else map
@@ -84,7 +85,7 @@ def regressions(
         for strength in strengths:
             weights = _solve(evaluate, moments, weights, strength, tolerance)
             solutions.append(weights)
-            if len(strengths) > 1:  # a single strength is a step of another probe
+            if len(strengths) > 1:  # else the probe around it reports the progress
                 emit("linear probe", len(solutions), len(strengths), "penalties")
     if basis is not None:
         solutions = [torch.cat([w[:, :-1] @ basis.T, w[:, -1:]], dim=1) for w in solutions]
@@ -114,46 +115,46 @@ def _solve(
         if steps % RENEWAL == 0:
             root = _root(moments, penalty, here.curvature)
         steps += 1
-        way = _way(here.gradient, past, root)
-        promise = _dot(here.gradient, way)
-        if promise / 2 < tolerance:
+        direction = _direction(here.gradient, past, root)
+        slope = _dot(here.gradient, direction)
+        if slope / 2 < tolerance:
             break
-        length, there = 1.0, objective(weights - way)
+        length, there = 1.0, objective(weights - direction)
         passes += 1
         # The objective is convex, so a step that lowers it enough needs no second condition.
-        while there.loss > here.loss - 1e-4 * length * promise and length > 1e-4:
-            length *= _shorter(here.loss, there.loss, length * promise)
-            there = objective(weights - length * way)
+        while there.loss > here.loss - 1e-4 * length * slope and length > 1e-4:
+            length *= _shortening(here.loss, there.loss, length * slope)
+            there = objective(weights - length * direction)
             passes += 1
-        if not there.loss < here.loss:  # rounding is all that is left
+        if not there.loss < here.loss:  # only rounding errors are left
             break
-        step, change = -length * way, there.gradient - here.gradient
+        step, change = -length * direction, there.gradient - here.gradient
         past = [*past, _Step(step, change, _dot(step, change))][-MEMORY:]
         weights, here = weights + step, there
     return weights
 
 
 class _Step(NamedTuple):
-    """A step of the past, how the gradient changed over it, and their product."""
+    """An earlier step, how the gradient changed over it, and their inner product."""
 
     step: Tensor
     change: Tensor
-    bend: float
+    product: float
 
 
-def _way(gradient: Tensor, past: Sequence[_Step], root: Tensor) -> Tensor:
-    """The gradient times the inverse Hessian, as far as the past steps and the root know it."""
-    way, shares = gradient.clone(), []
-    for step, change, bend in reversed(past):
-        shares.append(_dot(step, way) / bend)
-        way.sub_(change, alpha=shares[-1])
-    way = _whitened(way, root)
-    if past:  # as steep as the last step measured it
-        _, change, bend = past[-1]
-        way *= bend / _dot(change, _whitened(change, root))
-    for (step, change, bend), share in zip(past, reversed(shares), strict=True):
-        way.add_(step, alpha=share - _dot(change, way) / bend)
-    return way
+def _direction(gradient: Tensor, past: Sequence[_Step], root: Tensor) -> Tensor:
+    """The gradient times the inverse Hessian, estimated from the past steps and `_root`."""
+    direction, shares = gradient.clone(), []
+    for step, change, product in reversed(past):
+        shares.append(_dot(step, direction) / product)
+        direction.sub_(change, alpha=shares[-1])
+    direction = _whitened(direction, root)
+    if past:  # scaled to the curvature along the last step
+        _, change, product = past[-1]
+        direction *= product / _dot(change, _whitened(change, root))
+    for (step, change, product), share in zip(past, reversed(shares), strict=True):
+        direction.add_(step, alpha=share - _dot(change, direction) / product)
+    return direction
 
 
 def _evaluate(
@@ -189,21 +190,21 @@ def _evaluate(
 
 
 def _moments(features: Tensor) -> Tensor:
-    """Second moments `(dim + 1, dim + 1)` of features and a 1, from rows evenly far apart."""
+    """Second moments `(dim + 1, dim + 1)` of features and a 1, from evenly spaced rows."""
     rows = features[:: -(-len(features) // SAMPLE)]
     rows = torch.cat([rows, torch.ones(len(rows), 1)], dim=1)
     return (rows.T @ rows / len(rows)).double()
 
 
 def _root(moments: Tensor, penalty: Tensor, curvature: float) -> Tensor:
-    """Cholesky root of what stands in for the Hessian."""
+    """Cholesky root of the matrix that approximates the Hessian."""
     curvature = max(curvature, 1e-6)
     slack = 1e-7 * curvature * float(moments.trace())  # moments may be singular, and are rounded
     root: Tensor
     while True:
-        stand_in = curvature * moments
-        stand_in.diagonal().add_(penalty + slack)
-        root, failed = torch.linalg.cholesky_ex(stand_in)
+        hessian = curvature * moments
+        hessian.diagonal().add_(penalty + slack)
+        root, failed = torch.linalg.cholesky_ex(hessian)
         if not failed:
             return root
         slack *= 10
@@ -213,10 +214,10 @@ def _whitened(gradient: Tensor, root: Tensor) -> Tensor:
     return torch.cholesky_solve(gradient.T, root).T.contiguous()
 
 
-def _shorter(here: float, there: float, promise: float) -> float:
-    """By how much to shorten a step: to the bottom of the parabola, between a tenth and a half."""
-    excess = there - here + promise
-    return min(0.5, max(0.1, promise / (2 * excess))) if excess < math.inf else 0.1
+def _shortening(here: float, there: float, slope: float) -> float:
+    """The factor by which to shorten a step: to the parabola's minimum, from 0.1 to 0.5."""
+    excess = there - here + slope
+    return min(0.5, max(0.1, slope / (2 * excess))) if excess < math.inf else 0.1
 
 
 def _dot(first: Tensor, second: Tensor) -> float:

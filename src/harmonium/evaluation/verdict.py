@@ -55,7 +55,7 @@ class Difference:
 
     @property
     def standing(self) -> tuple[str, str]:
-        """How a sentence says it, before the name of the reference and after the figures."""
+        """The words of a sentence before the name of the reference, and those after the figures."""
         if self.outcome != "tie":
             return f"{self.outcome.capitalize()} than", ""
         apart = self.encoder - self.reference
@@ -115,7 +115,7 @@ def verdict(
     if not probes or not encoders:
         return None
     if not all(encoders):
-        return Verdict("Worth nothing: its features are not finite numbers.", tuple(reasons), {})
+        return Verdict("Unusable: its features are not finite numbers.", tuple(reasons), {})
     differences: dict[str, dict[str, Difference]] = {}
     for probe in probes:
         right = torch.stack([answers[probe].right.double() for answers in encoders]).mean(dim=0)
@@ -187,7 +187,7 @@ def sentence(differences: Mapping[str, Mapping[str, Difference]]) -> str:
 
 
 def by(probe: str) -> str:
-    """How a sentence says by which probe.
+    """The probe in the words of a sentence.
 
     >>> by("knn"), by("linear_10"), by("linear_1")
     ('by kNN', 'with 10 labels a class', 'with 1 label a class')
@@ -204,7 +204,7 @@ def by(probe: str) -> str:
 
 
 def _listed(words: Iterable[str]) -> str:
-    """Words as a sentence lists them.
+    """Words joined as in a sentence.
 
     >>> _listed(["a"]), _listed(["a", "b", "c"])
     ('a', 'a, b and c')

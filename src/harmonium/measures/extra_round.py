@@ -1,8 +1,8 @@
 """Local models: clients train once more from the committed model, as in a further round.
 
-The round after the last commit is run by the runtime, engine and driver of any round, so labels
-stay out and every draw is the one that the run itself would make. It runs in a temporary folder:
-the run keeps no trace of it.
+The round after the last commit uses the same runtime, engine and driver as any round, so labels
+stay out and every random draw is the one that the run itself would make. It runs in a temporary
+folder, and the run's folder is not changed.
 
 What differs from the run's own next round changes no client's training:
 - only the selected clients train, though the plan asks its whole cohort. Where a round has several
@@ -10,7 +10,7 @@ What differs from the run's own next round changes no client's training:
 - answers are neither masked nor dropped on purpose, and their average is thrown away.
 - after the last round of a schedule that ends at 0, the rate of the last round is kept.
 
-A run whose recipe no longer means what it meant when the run began is refused.
+A run is refused if its recipe would now mean something else than when the run began.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Trained:
 
 
 @dataclass
-class Only:
+class SelectedClients:
     """Passes asks to selected clients on to `engine`, and stores the models that they send."""
 
     engine: LocalEngine
@@ -130,7 +130,7 @@ def trained(
         method = engine.runtime.method
         known = {**run.examples, **{c: len(run.split.indices[c]) for c in clients}}
         server = replace(run.server, examples=known, round=number, public=engine.runtime.public)
-        heard = Only(engine, set(clients), folder)
+        heard = SelectedClients(engine, set(clients), folder)
         cohort = sorted({*run.cohort, *clients})
         with work("a further round", len(clients), "clients") as at:
             driver = Driver(method, heard, Ledger(), watch=_telling(run, heard.clients, at))
@@ -152,7 +152,7 @@ def _check_training(run: Run) -> None:
         raise DataError(f"clients cannot train once more: {error}") from None
 
 
-def _trained(server: Server, heard: Only, client: ClientId) -> Trained:
+def _trained(server: Server, heard: SelectedClients, client: ClientId) -> Trained:
     """A client's model and state.
 
     Of a table with one row per client, the client sent its row only, so the federation's table is
@@ -165,7 +165,7 @@ def _trained(server: Server, heard: Only, client: ClientId) -> Trained:
     sent = {key: value for key, value in heard.model(client).items() if of(key) != "row"}
     own = replace(server, model={**server.model, **sent}, memory={})
     if method.recalibrates:
-        alone = Driver(method, Only(engine, {client}, heard.folder), Ledger())
+        alone = Driver(method, SelectedClients(engine, {client}, heard.folder), Ledger())
         own = alone.drive(calibrated(own, [client]), own)
     measured = own.memory.get("statistics", {})
     return Trained({**own.model, **measured}, engine.state_of(client))

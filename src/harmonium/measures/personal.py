@@ -119,7 +119,7 @@ class Personal(Measure):
     by: str | None = AUTO  # a column, e.g. style, or classes; none: all test images for everyone
     epochs: int | None = None  # of the further round; none: the recipe's; 0: no further round
     adapter: Literal["own", "frozen", "none", "mlp"] = "own"  # what learns beside the classifier
-    hidden: int = 384  # of mlp, which so has as many weights as FedStyle's generator with 256
+    hidden: int = 384  # width of mlp; 384 gives as many weights as FedStyle's generator with 256
     protocol: str = "lp_style"  # how classifiers are trained
     standardise: bool | None = None  # features for the classifier; none: as the protocol has it
     part: Literal["test", "validation"] = "test"  # tested on; validation: to choose settings

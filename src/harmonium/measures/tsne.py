@@ -34,7 +34,7 @@ from harmonium.measures import Figures, Measure, Shown, measures
 from harmonium.measures.run_reader import Run
 
 NEIGHBOURS = 10
-OWN = 1.5  # times the share of a class among all clients that makes it a client's own
+OWN = 1.5  # a class is a client's own from this many times its share among all clients
 NUMBERS = ("purity", "chance", "silhouette", "extent")
 FEWEST = 10  # images of which a map can be drawn
 

@@ -1,7 +1,7 @@
-"""Protection of what leaves a client: noise, its records, and what they amount to.
+"""Protection of what leaves a client: noise, its records, and the privacy loss they amount to.
 
-`harmonium.privacy.report(folder)` reads a run's ledger, `harmonium.privacy.plan(...)` says how much
-noise a budget takes.
+`harmonium.privacy.report(folder)` reads a run's ledger, `harmonium.privacy.plan(...)` computes how
+much noise a budget requires.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from harmonium.privacy.mechanisms import Release
 class Account:
     """Releases of all clients of a run, counted when they are asked for.
 
-    A lost answer counts too, for it may have left its client. Plans read it as `server.account`;
-    the driver alone adds to it. It follows from the ledger, so a resumed run has the same.
+    A lost answer counts too, because it may have left its client. Plans read the account as
+    `server.account`; only the driver adds to it. A resumed run rebuilds it from its ledger.
 
     >>> account = Account(limit=5.0, delta=1e-5)
     >>> one = Release("corr", "gaussian", sensitivity=1.0, scale=1.0)
@@ -25,7 +25,7 @@ class Account:
     """
 
     def __init__(self, limit: float | None = None, delta: float = 1e-5) -> None:
-        """With the most that a client may spend, if there is a most."""
+        """Set the largest epsilon that a client may spend; none: no limit."""
         self.limit = limit
         self.delta = delta
         self.refused: dict[str, set[int]] = {}  # step -> who could not afford it in this round
@@ -46,13 +46,13 @@ class Account:
 
 
 def _cost(release: Release) -> Release:
-    """A release without what does not change its cost."""
+    """A release without the fields that do not change its cost."""
     return replace(release, field="", noise="system")
 
 
 @lru_cache(maxsize=10_000)
 def _epsilon(releases: frozenset[tuple[Release, int]], delta: float) -> float:
-    """Epsilon of counted releases; many clients of a run have the same."""
+    """Epsilon of counted releases; cached, because many clients of a run have the same."""
     ordered = sorted(releases, key=repr)  # sums of floats depend on the order
     counted = (replace(one, count=times * one.count) for one, times in ordered)
     return epsilon(map(asdict, counted), delta)

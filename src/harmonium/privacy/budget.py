@@ -16,18 +16,18 @@ from harmonium.core.errors import ConfigError, suggest
 from harmonium.privacy.mechanisms import Neighbours
 
 NEIGHBOURS: tuple[Neighbours, ...] = ("replace", "add-remove", "client")
-MOST_STEPS = 1_000  # largest sensitivity of whole numbers
+MOST_STEPS = 1_000  # largest sensitivity of an integer release
 CELLS = 1 << 14  # into which the range of the losses of unlike releases is divided
 
 Steps = tuple[tuple[float, int, int], ...]  # discrete Laplace: loss of one step, steps, releases
 
 
 class Losses(NamedTuple):
-    """What whole-number releases reveal: log p/q and its chances, and the chance of any more."""
+    """The privacy losses log p/q of integer releases, with their probabilities."""
 
     values: NDArray[np.float64]
-    chances: NDArray[np.float64]
-    beyond: float
+    probabilities: NDArray[np.float64]
+    beyond: float  # probability of a loss larger than all of these
 
 
 def epsilon(
@@ -39,10 +39,10 @@ def epsilon(
     that names no neighbours is taken for `replace`. Gaussian releases compose to one whose shift,
     counted in its noise, is the root of the summed squares (Dong et al., Gaussian Differential
     Privacy, 2022); its curve is Balle and Wang's (2018). Discrete Laplace releases have few
-    possible losses log p/q, whose chances are convolved; the whole is the Gaussian curve averaged
-    over them. All of it holds also when later releases depend on earlier answers. The result is
-    exact for Gaussian noise and for one kind of discrete Laplace noise beside it; several kinds
-    are rounded up, to about a 16,000th of the range of their losses each.
+    possible losses log p/q, whose probabilities are convolved; the whole is the Gaussian curve
+    averaged over them. All of it holds also when later releases depend on earlier answers. The
+    result is exact for Gaussian noise and for one kind of discrete Laplace noise beside it; several
+    kinds are rounded up, to about a 16,000th of the range of their losses each.
 
     Args:
         releases: as mappings.
@@ -86,7 +86,8 @@ def epsilon_rdp(
     def total(log_order: float) -> float:
         order = math.exp(log_order)  # alpha - 1
         moments = sum(
-            n * scipy.special.logsumexp(loss * order, b=chances) for n, (loss, chances, _) in kinds
+            n * scipy.special.logsumexp(loss * order, b=probabilities)
+            for n, (loss, probabilities, _) in kinds
         )
         return float((order + 1) * rho + (moments + room) / order)
 
@@ -172,22 +173,24 @@ def _numbers(release: Mapping[str, Any]) -> tuple[float, float, int]:
 
 def _gaussian(mu: float, delta: float) -> float:
     """Epsilon of one Gaussian release that one image shifts by mu."""
-    if mu == 0 or needed(0.0, mu) <= delta:
+    if mu == 0 or gaussian_delta(0.0, mu) <= delta:
         return 0.0
-    # Without its second term the curve is larger and can be solved: an epsilon that is enough.
+    # Without its second term the curve is higher and can be solved: an upper bound of epsilon.
     enough = mu * (mu / 2 - float(scipy.special.ndtri(delta)))
-    if mu > 1e6 or needed(enough, mu) >= delta:  # the second term is lost in rounding
+    if mu > 1e6 or gaussian_delta(enough, mu) >= delta:  # the second term is lost in rounding
         return enough
-    return float(scipy.optimize.brentq(lambda e: needed(e, mu) - delta, 0.0, enough, xtol=1e-14))
+    return float(
+        scipy.optimize.brentq(lambda e: gaussian_delta(e, mu) - delta, 0.0, enough, xtol=1e-14)
+    )
 
 
 @lru_cache(maxsize=256)
 def _with_steps(mu: float, steps: Steps, delta: float) -> float:
     """Epsilon of discrete Laplace releases and one Gaussian release together."""
-    values, chances, beyond = _composed(steps, 1e-9 * delta)
+    values, probabilities, beyond = _composed(steps, 1e-9 * delta)
 
     def excess(epsilon: float) -> float:
-        return float(chances @ needed(epsilon - values, mu)) + beyond - delta
+        return float(probabilities @ gaussian_delta(epsilon - values, mu)) + beyond - delta
 
     if excess(0.0) <= 0:
         return 0.0
@@ -195,8 +198,8 @@ def _with_steps(mu: float, steps: Steps, delta: float) -> float:
     return float(scipy.optimize.brentq(excess, 0.0, enough, xtol=1e-12))
 
 
-def needed(epsilon: Any, mu: float) -> Any:
-    """The delta that some epsilon takes, which may be below 0, for a Gaussian shifted by mu.
+def gaussian_delta(epsilon: Any, mu: float) -> Any:
+    """The smallest delta for an epsilon, also one below 0, of a Gaussian shifted by mu.
 
     It is Phi(mu/2 - epsilon/mu) - exp(epsilon) Phi(-mu/2 - epsilon/mu), in logarithms because the
     exponential alone would overflow.
@@ -216,18 +219,18 @@ def _one(step: float, number: int) -> Losses:
     smallest beyond the number, and each second whole multiple in between.
     """
     k = np.arange(number + 1.0)
-    chances = -np.expm1(-step) / (1 + np.exp(-step)) * np.exp(-step * k)
-    chances[[0, number]] = 1 / (1 + np.exp(-step)) * np.exp(-step * k[[0, number]])
-    return Losses(step * (number - 2 * k), chances, 0.0)
+    probabilities = -np.expm1(-step) / (1 + np.exp(-step)) * np.exp(-step * k)
+    probabilities[[0, number]] = 1 / (1 + np.exp(-step)) * np.exp(-step * k[[0, number]])
+    return Losses(step * (number - 2 * k), probabilities, 0.0)
 
 
 def _composed(steps: Steps, spare: float) -> Losses:
     """The losses of all discrete Laplace releases together, rounded up where they are too many."""
     together = Losses(np.zeros(1), np.ones(1), 0.0)
     for step, number, count in steps:
-        values, chances, beyond = _power(_one(step, number), count, spare / len(steps))
+        values, probabilities, beyond = _power(_one(step, number), count, spare / len(steps))
         sums = np.add.outer(together.values, values).ravel()
-        weights = np.multiply.outer(together.chances, chances).ravel()
+        weights = np.multiply.outer(together.probabilities, probabilities).ravel()
         if len(steps) > 1 and len(sums) > CELLS:
             least = sums.min()
             width = (sums.max() - least) / (CELLS - 1)
@@ -239,7 +242,7 @@ def _composed(steps: Steps, spare: float) -> Losses:
 
 
 def _power(one: Losses, count: int, spare: float) -> Losses:
-    """The losses of `count` like releases; what is less likely than `spare` in all is cut off.
+    """The losses of `count` equal releases, without tails that together are below `spare`.
 
     Losses are evenly spaced, so those of a sum are a convolution. Large ones that are cut off
     count as beyond any epsilon, small ones as the smallest that stays.
@@ -248,14 +251,14 @@ def _power(one: Losses, count: int, spare: float) -> Losses:
     spare /= 4 * count
 
     def product(a: Losses, b: Losses) -> Losses:
-        chances = np.convolve(a.chances, b.chances)
+        probabilities = np.convolve(a.probabilities, b.probabilities)
         beyond = a.beyond + b.beyond
         top = a.values[0] + b.values[0]
-        first = int(np.searchsorted(np.cumsum(chances), spare))
-        last = len(chances) - int(np.searchsorted(np.cumsum(chances[::-1]), spare))
-        beyond += float(chances[:first].sum())
-        kept = chances[first:last].copy()
-        kept[-1] += chances[last:].sum()
+        first = int(np.searchsorted(np.cumsum(probabilities), spare))
+        last = len(probabilities) - int(np.searchsorted(np.cumsum(probabilities[::-1]), spare))
+        beyond += float(probabilities[:first].sum())
+        kept = probabilities[first:last].copy()
+        kept[-1] += probabilities[last:].sum()
         return Losses(top - width * np.arange(first, last), kept, beyond)
 
     result, square = None, one

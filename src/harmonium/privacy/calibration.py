@@ -1,4 +1,4 @@
-"""How much Gaussian noise a budget takes: the inverse of `budget.epsilon`."""
+"""How much Gaussian noise a budget requires: the inverse of `budget.epsilon`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 import scipy  # a part of it is loaded when it is first used
 
 from harmonium.core.errors import ConfigError
-from harmonium.privacy.budget import needed
+from harmonium.privacy.budget import gaussian_delta
 
 
 def sigma_for(epsilon: float, delta: float, *, sensitivity: float, releases: int) -> float:
-    """The smallest standard deviation with which so many releases stay within (epsilon, delta).
+    """The smallest standard deviation that keeps all releases together within (epsilon, delta).
 
     Releases compose exactly, to one Gaussian whose shift grows with the root of their number.
 
@@ -30,14 +30,14 @@ def sigma_for(epsilon: float, delta: float, *, sensitivity: float, releases: int
 
 
 def _largest_shift(epsilon: float, delta: float) -> float:
-    """How far an image may move all releases together, in deviations of their noise."""
+    """How far one image may shift all releases together, in standard deviations of their noise."""
     high = 1.0
-    while needed(epsilon, high) < delta:
+    while gaussian_delta(epsilon, high) < delta:
         high *= 2
     low = high
-    while needed(epsilon, low) >= delta:
+    while gaussian_delta(epsilon, low) >= delta:
         low /= 2
     root = scipy.optimize.brentq(
-        lambda mu: needed(epsilon, mu) - delta, low, high, xtol=1e-15, rtol=1e-14
+        lambda mu: gaussian_delta(epsilon, mu) - delta, low, high, xtol=1e-15, rtol=1e-14
     )
     return float(root) * (1 - 1e-12)  # on the safe side of rounding
