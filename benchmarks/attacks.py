@@ -36,9 +36,9 @@ from harmonium.recipe.presets import load_tree
 from harmonium.recipe.schema import Recipe
 from harmonium.report.tables import estimate, markdown
 from harmonium.runs.start import run
-from stored import arguments, before, show
+from stored import arguments, earlier_runs, show
 
-Found = dict[str, Any]
+Measurement = dict[str, Any]
 Lie = Callable[[Mapping[str, Any], Mapping[str, Any], torch.Generator], dict[str, Any] | None]
 
 CLIENTS, LIARS = 10, (3, 7)
@@ -87,7 +87,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 # ---- lies ------------------------------------------------------------------------------------
 def moved(by: float) -> Lie:
-    """The honest change of the model so many times; below 0, backwards."""
+    """The honest change of the model times a factor; below 0 it points backwards."""
 
     def lie(down: Mapping[str, Any], up: Mapping[str, Any], rng: torch.Generator) -> dict[str, Any]:
         model = {
@@ -103,7 +103,7 @@ def moved(by: float) -> Lie:
 
 
 def noise(down: Mapping[str, Any], up: Mapping[str, Any], rng: torch.Generator) -> dict[str, Any]:
-    """Random weights of the deviation that the model's have, on top of them."""
+    """The model plus random noise with the standard deviation of its weights."""
     model = {
         key: sent + sent.std(correction=0) * torch.randn(sent.shape, generator=rng)
         if sent.is_floating_point() and not key.endswith("running_var")
@@ -123,11 +123,11 @@ def far(down: Mapping[str, Any], up: Mapping[str, Any], rng: torch.Generator) ->
 
 
 def absent(down: Mapping[str, Any], up: Mapping[str, Any], rng: torch.Generator) -> None:
-    """Nothing at all: the least that two clients can cost."""
+    """No reply: the least that two hostile clients can cost."""
 
 
 def with_field(name: str, change: Callable[[Tensor, torch.Generator], Any]) -> Lie:
-    """Another value of one field, where an answer has it."""
+    """Change one field of a reply, if the reply has it."""
     return lambda down, up, rng: {**up, name: change(up[name], rng)} if name in up else dict(up)
 
 
@@ -137,7 +137,7 @@ def random_rows(value: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def random_matrix(value: Tensor, rng: torch.Generator) -> Tensor:
-    """A matrix within all bounds, of one direction."""
+    """A correlation matrix of rank one that is within all bounds."""
     size = (math.isqrt(8 * len(value) + 1) - 1) // 2
     direction = torch.nn.functional.normalize(torch.randn(size, generator=rng), dim=0)
     rows, columns = torch.triu_indices(size, size)
@@ -198,7 +198,7 @@ def recipe(method: str, arm: str, seed: int) -> Recipe:
 
 
 def lying(lie: Lie, seed: int) -> Callable[..., Iterator[Reply]]:
-    """`LocalEngine.deliver` where some clients send something else."""
+    """A `LocalEngine.deliver` under which the clients in LIARS send something else."""
     honest = LocalEngine.deliver
 
     def deliver(engine: LocalEngine, ask: Ask, turn: Turn) -> Iterator[Reply]:
@@ -213,9 +213,9 @@ def lying(lie: Lie, seed: int) -> Callable[..., Iterator[Reply]]:
     return deliver
 
 
-def measure(method: str, attack: str, arm: str, seed: int) -> Found:
-    """One run and what it came to."""
-    found: Found = {"label": f"{method}/{attack}/{arm}", "seed": seed}
+def measure(method: str, attack: str, arm: str, seed: int) -> Measurement:
+    """Figures of one run."""
+    facts: Measurement = {"label": f"{method}/{attack}/{arm}", "seed": seed}
     honest = LocalEngine.deliver
     if attack != CLEAN:
         lie = ATTACKS[method].get(attack, absent)
@@ -226,32 +226,32 @@ def measure(method: str, attack: str, arm: str, seed: int) -> Found:
         LocalEngine.deliver = lying(only, seed)  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as folder:
-            done = run(recipe(method, arm, seed), out=Path(folder) / "run")
+            result = run(recipe(method, arm, seed), out=Path(folder) / "run")
             text = (Path(folder) / "run" / "ledger.jsonl").read_text(encoding="utf-8")
     except HarmoniumError as error:
-        return {**found, "ended": f"{type(error).__name__}: {error}"}
+        return {**facts, "ended": f"{type(error).__name__}: {error}"}
     finally:
         LocalEngine.deliver = honest  # type: ignore[method-assign]
     lines = [json.loads(line) for line in text.splitlines()]
     refused = [line for line in lines if line["outcome"] == "refused"]
     left_out = [line for line in lines if line.get("note", "").startswith("left out")]
-    beside = {name: 100 * figures["knn"] for name, figures in done.references.items()}
+    beside = {name: 100 * figures["knn"] for name, figures in result.references.items()}
     return {
-        **found,
-        "knn": 100 * done.figures["knn"],
-        "references": {**beside, "untrained encoder": 100 * done.untrained["knn"]},
+        **facts,
+        "knn": 100 * result.figures["knn"],
+        "references": {**beside, "untrained encoder": 100 * result.untrained["knn"]},
         "refused": sum(line["client"] in LIARS for line in refused),
         "refused_honest": sum(line["client"] not in LIARS for line in refused),
         "left_out": sum(line["client"] in LIARS for line in left_out),
         "left_out_honest": sum(line["client"] not in LIARS for line in left_out),
-        "rounds": len(done.rounds),
+        "rounds": len(result.rounds),
         "why": refused[0]["why"] if refused else "",
     }
 
 
-def page(runs: Sequence[Found]) -> str:
+def page(runs: Sequence[Measurement]) -> str:
     """The table, and whether every attack stays within its bound."""
-    by: dict[str, list[Found]] = {}
+    by: dict[str, list[Measurement]] = {}
     for one in runs:
         by.setdefault(one["label"], []).append(one)
     rows, worst = [], ("", -math.inf)
@@ -309,7 +309,9 @@ def page(runs: Sequence[Found]) -> str:
     )
 
 
-def _filled(row: Found, arm: str, its: Sequence[Found], clean: Sequence[Found]) -> float:
+def _filled(
+    row: Measurement, arm: str, its: Sequence[Measurement], clean: Sequence[Measurement]
+) -> float:
     """Put the figures of one attack in one arm into a row; return what it costs."""
     if any("ended" in one for one in its):
         row[f"{arm}: kNN"] = "ends"
@@ -329,7 +331,7 @@ def _filled(row: Found, arm: str, its: Sequence[Found], clean: Sequence[Found]) 
     return cost[0]
 
 
-def _references(runs: Sequence[Found]) -> list[Found]:
+def _references(runs: Sequence[Measurement]) -> list[Measurement]:
     """The commonest class, pixels and an untrained encoder, on each set of images."""
     rows = []
     for images, methods in {
@@ -350,18 +352,18 @@ def main() -> None:
     """Run what is missing and show the page."""
     parser = arguments(__doc__, range(5), workers=False)
     parser.add_argument("--methods", nargs="+", choices=list(ATTACKS), default=list(ATTACKS))
-    asked = parser.parse_args()
-    runs = before(asked)
-    held = {(one["label"], one["seed"]) for one in runs}
-    for seed in asked.seeds:
-        for method in asked.methods:
+    options = parser.parse_args()
+    runs = earlier_runs(options)
+    measured = {(one["label"], one["seed"]) for one in runs}
+    for seed in options.seeds:
+        for method in options.methods:
             for attack in (CLEAN, ABSENT, *ATTACKS[method]):
                 for arm in ARMS if attack in (CLEAN, *OF_MODELS) else ("federation",):
-                    if (f"{method}/{attack}/{arm}", seed) not in held:
+                    if (f"{method}/{attack}/{arm}", seed) not in measured:
                         runs.append(measure(method, attack, arm, seed))
-                        if asked.json:
+                        if options.json:
                             print(json.dumps(runs[-1]), flush=True)
-    show(asked, page, runs)
+    show(options, page, runs)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Compare every method and short cut on the built-in digits, killed in the middle and begun again.
+"""Compare every method and baseline on the built-in digits, killed in the middle and begun again.
 
     python benchmarks/compare.py [--seeds 2] [--out FOLDER] [--write docs/results/compare.md]
 
@@ -49,12 +49,12 @@ def complete(folder: Path) -> dict[str, tuple[int, int]]:
     """The files of complete runs: when they were written, and their size."""
     runs = [path.parent for path in folder.glob("*/*/result.json")]
     files = [path for run in runs for path in run.rglob("*") if path.is_file()]
-    found = {str(path): path.stat() for path in files if path.name != ".lock"}
-    return {name: (about.st_mtime_ns, about.st_size) for name, about in found.items()}
+    stats = {str(path): path.stat() for path in files if path.name != ".lock"}
+    return {name: (about.st_mtime_ns, about.st_size) for name, about in stats.items()}
 
 
 def interrupted(folder: Path, seeds: int, runs: int) -> dict[str, tuple[int, int]]:
-    """Start the comparison, kill it in the middle; what was complete then."""
+    """Start the comparison and kill it half-way; returns the files that were complete."""
     process = subprocess.Popen(
         command(folder, seeds), stdout=subprocess.DEVNULL, start_new_session=True
     )
@@ -67,11 +67,11 @@ def interrupted(folder: Path, seeds: int, runs: int) -> dict[str, tuple[int, int
     return complete(folder)
 
 
-def page(made: dict, told: str) -> str:  # type: ignore[type-arg]
+def page(result: dict, summary: str) -> str:  # type: ignore[type-arg]
     """The page of results."""
     rows = []
-    for row in made["rows"]:
-        its = made["details"]["rows"][row["encoder"]]
+    for row in result["rows"]:
+        its = result["details"]["rows"][row["encoder"]]
         shown = {"encoder": row["encoder"]}
         for key, name in (("knn", "kNN"), ("linear", "linear"), ("linear_5", "5 labels a class")):
             figure = its["figures"].get(key)
@@ -79,14 +79,15 @@ def page(made: dict, told: str) -> str:  # type: ignore[type-arg]
         if "traffic" in its:
             shown["MB up"] = sum(its["traffic"]["up"].values()) / 1e6
         rows.append(shown)
-    notes = "".join(f"- {note}\n" for note in made["notes"])
+    notes = "".join(f"- {note}\n" for note in result["notes"])
     return (
         "# Every method in one comparison\n\n"
         "Made by `python benchmarks/compare.py --write docs/results/compare.md`.\n\n"
-        f"{told}\n\nThe budget: `{BUDGET}`. None of the methods was tuned for it, and two rounds "
-        "are few: this page shows that all of them run side by side, not which is best. kNN and "
-        "linear in percent, mean and standard error over seeds; MB up are of one client in one "
-        "round. SemiFed is missing, for it needs a third view, and views are part of the budget."
+        f"{summary}\n\n"
+        f"The budget: `{BUDGET}`. None of the methods was tuned for it, and two rounds are few: "
+        "this page shows that all of them run side by side, not which is best. kNN and linear in "
+        "percent, mean and standard error over seeds; MB up are of one client in one round. "
+        "SemiFed is missing, for it needs a third view, and views are part of the budget."
         f"\n\n{markdown(rows, digits=2)}\n{notes}"
     )
 
@@ -96,30 +97,30 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--write", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        folder = given.out or Path(place) / "compared"
-        runs = given.seeds * (len(NAMES) + 3)
+        folder = options.out or Path(place) / "compared"
+        runs = options.seeds * (len(NAMES) + 3)
         started = time.monotonic()
-        before = interrupted(folder, given.seeds, runs)
+        before = interrupted(folder, options.seeds, runs)
         count = len({Path(name).parts[-3:-1] for name in before if name.endswith("result.json")})
-        done = subprocess.run(command(folder, given.seeds), capture_output=True, text=True)
+        done = subprocess.run(command(folder, options.seeds), capture_output=True, text=True)
         seconds = time.monotonic() - started
         if done.returncode:
             raise SystemExit(f"exit code {done.returncode}: {done.stderr[-2000:]}")
         after = complete(folder)
         touched = [name for name, about in before.items() if after.get(name) != about]
-        told = (
-            f"{len(NAMES)} methods, short cuts and rounded weights with {given.seeds} seeds and "
+        summary = (
+            f"{len(NAMES)} methods, baselines and rounded weights with {options.seeds} seeds and "
             f"three references: {runs} runs in {seconds / 60:.0f} minutes. It was killed when "
             f"{count} runs were complete and begun again by the same command: {len(touched)} of "
             f"the {len(before)} files of complete runs were written again."
         )
-        made = json.loads(done.stdout)
-    text = page(made, told)
+        result = json.loads(done.stdout)
+    text = page(result, summary)
     print(text)
-    if given.write:
-        write_page(given.write, text)
+    if options.write:
+        write_page(options.write, text)
     if touched:
         raise SystemExit(f"written again: {touched[0]}")
 

@@ -44,7 +44,7 @@ Setting = tuple[str, str]  # local.lr and a server's name
 
 
 def settings(arm: str) -> list[Setting]:
-    """The grid of an arm: all of it, but for an arm without a server."""
+    """The grid of an arm: an arm without a server has the learning rates only."""
     return list(itertools.product(RATES, list(SERVERS)[:1] if arm == "alone" else SERVERS))
 
 
@@ -101,27 +101,29 @@ def page(found: dict[str, dict[Setting, list[float | None]]], rounds: int) -> st
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the grid of every arm and print the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, help="where the runs stay; else they go")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
-    parser.add_argument("--write", type=Path, help="where the page goes")
+    parser.add_argument("--out", type=Path, help="keep the runs here; otherwise they are deleted")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel runs")
+    parser.add_argument("--write", type=Path, help="write the page to this file")
     parser.add_argument("--only", nargs="+", choices=ARMS, default=list(ARMS))
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as scratch:
-        place = asked.out or Path(scratch)
-        cells = [(arm, one, seed) for seed in SEEDS for arm in asked.only for one in settings(arm)]
+        place = options.out or Path(scratch)
+        cells = [
+            (arm, one, seed) for seed in SEEDS for arm in options.only for one in settings(arm)
+        ]
         tasks = [
             (words(*cell), place / cell[0] / f"{'-'.join(cell[1]).replace(' ', '-')}-{cell[2]}")
             for cell in cells
         ]
-        with ProcessPoolExecutor(asked.jobs, multiprocessing.get_context("spawn")) as pool:
+        with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
             scores = list(pool.map(validated, tasks))
-    found: dict[str, dict[Setting, list[float | None]]] = {arm: {} for arm in asked.only}
+    scores_of: dict[str, dict[Setting, list[float | None]]] = {arm: {} for arm in options.only}
     for (arm, one, _), score in zip(cells, scores, strict=True):
-        found[arm].setdefault(one, []).append(score)
-    text = page(found, Recipe.of(demonstration.SYSTEM).rounds)
+        scores_of[arm].setdefault(one, []).append(score)
+    text = page(scores_of, Recipe.of(demonstration.SYSTEM).rounds)
     print(text)
-    if asked.write:
-        write_page(asked.write, text)
+    if options.write:
+        write_page(options.write, text)
 
 
 if __name__ == "__main__":

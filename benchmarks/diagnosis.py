@@ -34,7 +34,7 @@ from harmonium.methods.diagnosis.scatter import Spread
 from harmonium.recipe.schema import Recipe
 from harmonium.report.tables import markdown
 from harmonium.studies.diagnosis import SHARE, diagnose, share, verdict_of
-from stored import arguments, before, show
+from stored import arguments, earlier_runs, show
 
 Run = dict[str, Any]
 Change = Callable[[torch.Tensor, np.random.Generator], torch.Tensor]
@@ -59,13 +59,13 @@ ONE_CLASS = ["split.alpha=0.1", "split.prior=true"]  # about one class a client
 
 
 def camera(images: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    """Another gain for each colour, gamma and offset; images (n, channels, h, w) in 0 to 1."""
+    """Change gain by colour, gamma and offset of images `(n, channels, h, w)` from 0 to 1."""
     gains = torch.tensor(rng.uniform(0.7, 1.3, (1, images.shape[1], 1, 1)), dtype=torch.float32)
     return images ** rng.uniform(0.6, 1.6) * gains + rng.uniform(-0.1, 0.1)
 
 
 def lens(images: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    """Another blur (standard deviation up to 1.5 pixels) and grain (up to 0.06)."""
+    """Add blur (standard deviation up to 1.5 pixels) and grain (up to 0.06)."""
     sigma, grain = rng.uniform(0.1, 1.5), rng.uniform(0, 0.06)
     taps = torch.arange(-4, 5).float()
     kernel = torch.exp(-taps.square() / (2 * sigma**2))
@@ -78,7 +78,7 @@ def lens(images: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
 
 
 def zoom(images: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    """Another part of the middle, 70 to 100 percent of the side, enlarged."""
+    """Enlarge the middle of the images, 70 to 100 percent of the side."""
     middle = torch.eye(2, 3).expand(len(images), 2, 3) * rng.uniform(0.7, 1.0)
     grid = F.affine_grid(middle, list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, align_corners=False, padding_mode="border")
@@ -172,38 +172,38 @@ def words(kind: str, strength: str, data: str, clients: int, seed: int, folder: 
 
 
 def changed(kind: str, data: str, clients: int, seed: int, path: Path) -> Path:
-    """Images shared out at random, those of each client changed in its own way."""
+    """Write images assigned to clients at random, and changed differently for each client."""
     train = Recipe.of("fedavg", *SETS[data]).data.load().train
     rng = np.random.default_rng([seed, list(CHANGES).index(kind)])
     site = rng.permutation(np.arange(len(train)) % clients)
     pixels = np.array(train.batch(np.arange(len(train))))
     for client in range(clients):
         own = torch.from_numpy(pixels[site == client]).permute(0, 3, 1, 2).float() / 255
-        made = CHANGES[kind](own, rng).clamp(0, 1).mul(255).round().to(torch.uint8)
-        pixels[site == client] = made.permute(0, 2, 3, 1).numpy()
+        altered = CHANGES[kind](own, rng).clamp(0, 1).mul(255).round().to(torch.uint8)
+        pixels[site == client] = altered.permute(0, 2, 3, 1).numpy()
     np.savez(path, x=pixels, y=np.asarray(train.labels), site=site)
     return path
 
 
 def measure(kind: str, strength: str, data: str, clients: int, seed: int) -> Run:
-    """One diagnosis and what it came to."""
+    """Figures of one diagnosis."""
     if kind == "style" and data == "shapes":
         clients -= clients % 4
     with tempfile.TemporaryDirectory() as folder:
         said = words(kind, strength, data, clients, seed, Path(folder))
         started = time.process_time()
-        found = diagnose(*said)
+        finding = diagnose(*said)
         seconds = time.process_time() - started
     for name in ("*-turned-*", "npz-*"):  # images as this one split had them
-        for made in (home() / "cache").glob(name):
-            shutil.rmtree(made)
+        for folder_of_split in (home() / "cache").glob(name):
+            shutil.rmtree(folder_of_split)
     facts = {"kind": kind, "strength": strength, "data": data, "clients": clients, "seed": seed}
-    both = {"whole": asdict(found.whole), "content": asdict(found.content)}
-    return {**facts, **both, "seconds": seconds, "sent": max(found.sent.values())}
+    both = {"whole": asdict(finding.whole), "content": asdict(finding.content)}
+    return {**facts, **both, "seconds": seconds, "sent": max(finding.sent.values())}
 
 
 def verdict(one: Run, least: float = SHARE) -> str:
-    """What a run's distances say."""
+    """The verdict that follows from the distances of a run."""
     return verdict_of(Spread(**one["whole"]), Spread(**one["content"]), least)
 
 
@@ -213,13 +213,13 @@ def right(one: Run, least: float = SHARE) -> bool:
 
 
 def rate(runs: Iterable[Run], least: float = SHARE) -> str | None:
-    """Right ones of all."""
+    """How many of the runs got the right advice, as `3/4`; none without runs."""
     marks = [right(one, least) for one in runs]
     return f"{sum(marks)}/{len(marks)}" if marks else None
 
 
 def by_kind(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Right advice for each kind and strength, on sets that had a part in the choice and others."""
+    """Right advice for each kind and strength, by whether settings were chosen on a set."""
     rows = []
     for (kind, strength), some in _grouped(runs, "kind", "strength").items():
         known = [one for one in some if one["data"] in CHOSEN_ON]
@@ -254,7 +254,7 @@ def by_data(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def by_share(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Right advice if another share of content were asked for."""
+    """Right advice if another least share of content had been chosen."""
     kinds = list(dict.fromkeys(one["kind"] for one in runs))
     return [
         {"least share": f"{least:.0%}"}
@@ -264,13 +264,13 @@ def by_share(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _grouped(runs: Sequence[Run], *keys: str) -> Mapping[tuple[str, ...], list[Run]]:
-    found: dict[tuple[str, ...], list[Run]] = {}
+    groups: dict[tuple[str, ...], list[Run]] = {}
     for kind, splits in SPLITS.items():
         for strength in splits:
             some = [one for one in runs if (one["kind"], one["strength"]) == (kind, strength)]
             if some:
-                found[kind, strength] = some
-    return found
+                groups[kind, strength] = some
+    return groups
 
 
 def page(runs: Sequence[Run]) -> str:
@@ -308,23 +308,23 @@ def main() -> None:
     parser = arguments(__doc__, [5, 6, 7, 8, 9], workers=False)
     parser.add_argument("--data", nargs="+", choices=list(SETS), default=list(SETS))
     parser.add_argument("--clients", nargs="+", type=int, default=[10, 50])
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    runs: list[Run] = before(asked)
+    runs: list[Run] = earlier_runs(options)
     facts = ("kind", "strength", "data", "seed")
-    held = {(*(one[key] for key in facts), one["clients"] // 4) for one in runs}
+    measured = {(*(one[key] for key in facts), one["clients"] // 4) for one in runs}
     with tempfile.TemporaryDirectory() as own:  # what is decoded here is of no use to anyone else
         (Path(own) / "data").symlink_to(home() / "data")
         os.environ["HARMONIUM_HOME"] = own
         for kind, strength, data, clients, seed in asked_for(
-            asked.data, asked.clients, asked.seeds
+            options.data, options.clients, options.seeds
         ):
-            if (kind, strength, data, seed, clients // 4) in held:
+            if (kind, strength, data, seed, clients // 4) in measured:
                 continue
             runs.append(one := measure(kind, strength, data, clients, seed))
             line = f"{data}, {clients} clients, seed {seed}: {kind} {strength}: {verdict(one)}"
-            print(json.dumps(one) if asked.json else line, flush=True)
-    show(asked, page, runs)
+            print(json.dumps(one) if options.json else line, flush=True)
+    show(options, page, runs)
 
 
 if __name__ == "__main__":

@@ -51,19 +51,19 @@ def measure(encoder: Encoder, side: int, seconds: float) -> dict[str, Any]:
     """Images per CPU second in both layouts, from pairs of steps."""
     first, last = (stepper(encoder, side, layout) for layout in LAYOUTS)
     first(BATCHES[0]), last(BATCHES[0])  # warm caches and allocators
-    found = {}
+    speeds = {}
     for batch in BATCHES:
         start, pairs = time.process_time(), [(first(batch), last(batch))]
         while time.process_time() - start < seconds:
             pairs.append((first(batch), last(batch)))
         pairs = pairs[1:] or pairs
-        found[f"batch {batch}"] = {
+        speeds[f"batch {batch}"] = {
             "channels_first": batch / statistics.median(a for a, _ in pairs),
             "channels_last": batch / statistics.median(b for _, b in pairs),
             "ratio": statistics.median(a / b for a, b in pairs),
             "pairs": len(pairs),
         }
-    return found
+    return speeds
 
 
 def main() -> None:
@@ -73,30 +73,30 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=32)
     parser.add_argument("--only", default="", help="encoders whose name contains this")
     parser.add_argument("--norm", choices=("group", "batch", "none"), default="group")
-    words = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     chosen: dict[str, Encoder] = {name: cls() for name, cls in encoders.table().items()}
     chosen["fixup-resnet20, width=8"] = FixupResNet20(width=8)
-    found: dict[str, Any] = {}
-    if not words.json:
+    results: dict[str, Any] = {}
+    if not options.json:
         print(f"{'images per CPU second':38s}" + "".join(f"{f'batch {b}':>26s}" for b in BATCHES))
         print(f"{'encoder':26s}{'parameters':>12s}" + 2 * f"{'first':>9s}{'last':>9s}{'ratio':>8s}")
     for name, encoder in sorted(chosen.items()):
-        if words.only not in name:
+        if options.only not in name:
             continue
         if isinstance(encoder, Convolutional):
-            encoder = replace(encoder, norm=words.norm)
-        parameters = sum(p.numel() for p in encoder.build(3, words.side).parameters())
-        rows = measure(encoder, words.side, words.seconds)
-        found[name] = {"parameters": parameters, **rows}
-        if not words.json:
+            encoder = replace(encoder, norm=options.norm)
+        parameters = sum(p.numel() for p in encoder.build(3, options.side).parameters())
+        rows = measure(encoder, options.side, options.seconds)
+        results[name] = {"parameters": parameters, **rows}
+        if not options.json:
             speeds = "".join(
                 f"{row['channels_first']:9.0f}{row['channels_last']:9.0f}{row['ratio']:8.2f}"
                 for row in rows.values()
             )
             print(f"{name:26s}{parameters:12,d}{speeds}", flush=True)
-    if words.json:
-        print(json.dumps(found))
+    if options.json:
+        print(json.dumps(results))
 
 
 if __name__ == "__main__":

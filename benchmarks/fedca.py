@@ -32,9 +32,9 @@ from harmonium.report.tables import markdown
 from harmonium.runs.start import run
 from memory import peak
 from paired import SHOWN, paired, untrained
-from stored import arguments, before, show
+from stored import arguments, earlier_runs, show
 
-Found = dict[str, Any]
+Measurement = dict[str, Any]
 
 PLACE = "fedca/c10-noniid-cnn5"
 DELTA = 1e-5
@@ -74,35 +74,35 @@ MEMORY = (
 )
 
 
-def measure(label: str, seed: int, workers: int | None) -> Found:
-    """One run and what it came to."""
+def measure(label: str, seed: int, workers: int | None) -> Measurement:
+    """Figures of one run."""
     row, *own = ARMS.get(label) or ["fedca", *PROTECTIONS[label]]
     changes = [*own, f"seed={seed}", "evaluate.every=1000"]
     changes += [] if workers is None else [f"engine.workers={workers}"]
     with tempfile.TemporaryDirectory() as folder:
-        found = run(Recipe.of(f"{PLACE}/{row}@cpu", *changes), out=Path(folder) / "run")
+        result = run(Recipe.of(f"{PLACE}/{row}@cpu", *changes), out=Path(folder) / "run")
         ledger = (Path(folder) / "run" / "ledger.jsonl").read_text(encoding="utf-8")
     releases: dict[int, list[Any]] = {}
     for line in map(json.loads, ledger.splitlines()):
         releases.setdefault(line["client"], []).extend(line.get("releases", []))
     spent = max(epsilon(its, DELTA) for its in releases.values())
-    told = [one["reported"] for one in found.rounds if "reported" in one]
-    ratios = [one["ratio"] for one in told if "ratio" in one]
+    reports = [one["reported"] for one in result.rounds if "reported" in one]
+    ratios = [one["ratio"] for one in reports if "ratio" in one]
     return {
         "label": label,
         "seed": seed,
-        "knn": 100 * found.figures["knn"],
-        "linear": 100 * found.figures["linear"],
-        "knn_untrained": 100 * found.untrained["knn"],
-        "linear_untrained": 100 * found.untrained["linear"],
-        "rank": found.figures["health"]["effective_rank"],
+        "knn": 100 * result.figures["knn"],
+        "linear": 100 * result.figures["linear"],
+        "knn_untrained": 100 * result.untrained["knn"],
+        "linear_untrained": 100 * result.untrained["linear"],
+        "rank": result.figures["health"]["effective_rank"],
         "ratio": sum(ratios) / len(ratios) if any(ratios) else None,
         "epsilon": spent or None,
     }
 
 
-def remember(clients: int) -> Found:
-    """Memory of a run with so many clients, and what their states take on disk."""
+def memory_of(clients: int) -> Measurement:
+    """Memory of a run with this many clients, and the size of their states on disk."""
     words = ["fedca", *MEMORY.split(), f"clients={clients}", f"data.limit={clients * IMAGES}"]
     words.append(f"data.count={clients * IMAGES * 11 // 10}")
     with tempfile.TemporaryDirectory() as folder:
@@ -111,18 +111,18 @@ def remember(clients: int) -> Found:
         sizes = {
             one.stat().st_ino: one.stat().st_size for one in files
         }  # a file with two names once
-        held = sum(sizes.values())
-    return {"label": "memory", "seed": clients, "bytes": most, "seconds": seconds, "disk": held}
+        on_disk = sum(sizes.values())
+    return {"label": "memory", "seed": clients, "bytes": most, "seconds": seconds, "disk": on_disk}
 
 
 SEEN: list[tuple[float, float, float]] = []  # a step each: cosines to partner, batch, dictionary
 
 
 class Watched(FedCA):
-    """FedCA that writes down how near a batch is to itself and to the dictionary."""
+    """FedCA that records how close a batch is to itself and to the dictionary."""
 
     def score(self, parts: Parts, seen: Seen, context: DictionaryAndTargets) -> Tensor:
-        """The loss as it is."""
+        """FedCA's loss, unchanged."""
         first, second = (functional.normalize(z.detach()) for z in seen.pair())
         if context.negatives is not None:
             near, count = first @ second.T, len(first)
@@ -132,7 +132,7 @@ class Watched(FedCA):
         return super().score(parts, seen, context)
 
 
-def watch(number: int) -> Found:
+def drift_of(number: int) -> Measurement:
     """Cosines in the first and in the last step of the first client that gets a dictionary."""
     SEEN.clear()
     own = DRIFTS[number]
@@ -144,7 +144,7 @@ def watch(number: int) -> Found:
     return {"label": "drift", "seed": number, "steps": steps, "ends": [SEEN[0], SEEN[steps - 1]]}
 
 
-def compared(runs: Sequence[Found], labels: Sequence[str], base: str) -> list[dict[str, Any]]:
+def compared(runs: Sequence[Measurement], labels: Sequence[str], base: str) -> list[dict[str, Any]]:
     """Rows of a table: means over seeds, and differences to the base run of the same seed."""
     by = {label: [one for one in runs if one["label"] == label] for label in {*labels, base}}
     rows = []
@@ -156,7 +156,7 @@ def compared(runs: Sequence[Found], labels: Sequence[str], base: str) -> list[di
     return rows
 
 
-def arms(runs: Sequence[Found]) -> str:
+def arms(runs: Sequence[Measurement]) -> str:
     """The table of FedCA's parts, with the untrained encoder."""
     rows = compared(runs, list(ARMS), BASE)
     if not rows:
@@ -165,7 +165,7 @@ def arms(runs: Sequence[Found]) -> str:
     return markdown([first, *rows], [*SHOWN, "alignment / contrast"], digits=2)
 
 
-def protections(runs: Sequence[Found]) -> str:
+def protections(runs: Sequence[Measurement]) -> str:
     """The table of protections against FedCA without any."""
     seeds = {one["seed"] for one in runs if one["label"] in PROTECTIONS}
     same = [one for one in runs if one["seed"] in seeds]
@@ -177,7 +177,7 @@ def protections(runs: Sequence[Found]) -> str:
     return markdown(rows, [*shown, "epsilon"], digits=2)
 
 
-def memory(runs: Sequence[Found]) -> str:
+def memory(runs: Sequence[Measurement]) -> str:
     """The table of memory and of states on disk."""
     rows = [
         {
@@ -192,8 +192,8 @@ def memory(runs: Sequence[Found]) -> str:
     return markdown(rows, digits=1)
 
 
-def drift(runs: Sequence[Found]) -> str:
-    """The table of what becomes of a client's projections while it trains."""
+def drift(runs: Sequence[Measurement]) -> str:
+    """The table of how a client's projections change while it trains."""
     rows = []
     for one in sorted(runs, key=lambda one: one["seed"]):
         if one["label"] == "drift":
@@ -210,10 +210,10 @@ def drift(runs: Sequence[Found]) -> str:
     return markdown(rows, digits=2)
 
 
-def growth(runs: Sequence[Found]) -> float:
-    """How many times the memory of few clients many need."""
-    found = {one["seed"]: one["bytes"] for one in runs if one["label"] == "memory"}
-    return found[max(found)] / found[min(found)] if found else 1.0
+def growth(runs: Sequence[Measurement]) -> float:
+    """The memory of many clients relative to that of few."""
+    peaks = {one["seed"]: one["bytes"] for one in runs if one["label"] == "memory"}
+    return peaks[max(peaks)] / peaks[min(peaks)] if peaks else 1.0
 
 
 ABOUT = """# FedCA in short runs: its parts, its protections, its memory
@@ -226,8 +226,10 @@ and ± is the standard error of a mean over seeds. `harmonium recipes fedca` lis
 """
 
 
-def section(title: str, part: str, runs: Sequence[Found], table: str, seeded: bool = True) -> str:
-    """A table with the command that makes it and what is to be said of it."""
+def section(
+    title: str, part: str, runs: Sequence[Measurement], table: str, seeded: bool = True
+) -> str:
+    """A table with the command that makes it and the notes on it."""
     labels = {"arms": set(ARMS), "protections": set(PROTECTIONS)}.get(part, {part})
     seeds = sorted({one["seed"] for one in runs if one["label"] in labels})
     if not seeds:
@@ -238,7 +240,7 @@ def section(title: str, part: str, runs: Sequence[Found], table: str, seeded: bo
     return f"\n## {title}\n\n{command}\n\n{table}\n{NOTES[part].strip()}\n"
 
 
-def page(runs: Sequence[Found]) -> str:
+def page(runs: Sequence[Measurement]) -> str:
     """The stored result: every table with the command that makes it."""
     text = ABOUT.format(place=PLACE)
     text += section("Its parts", "arms", runs, arms(runs))
@@ -335,23 +337,25 @@ def main() -> None:
     parts = ["arms", "drift", "protections", "memory"]
     parser.add_argument("--part", nargs="+", choices=parts, default=parts)
     parser.add_argument("--only", nargs="+", choices=[*ARMS, *PROTECTIONS])
-    asked = parser.parse_args()
-    runs: list[Found] = before(asked)
-    held = {(one["label"], one["seed"]) for one in runs}
-    labels = [*(ARMS if "arms" in asked.part else [])]
-    labels += PROTECTIONS if "protections" in asked.part else []
-    wanted = [label for label in labels if not asked.only or label in asked.only]
-    todo = list(itertools.product(asked.seeds, wanted))
-    todo += [(number, "drift") for number in range(len(DRIFTS)) if "drift" in asked.part]
-    todo += [(clients, "memory") for clients in CLIENTS if "memory" in asked.part]
+    options = parser.parse_args()
+    runs: list[Measurement] = earlier_runs(options)
+    measured = {(one["label"], one["seed"]) for one in runs}
+    labels = [*(ARMS if "arms" in options.part else [])]
+    labels += PROTECTIONS if "protections" in options.part else []
+    wanted = [label for label in labels if not options.only or label in options.only]
+    todo = list(itertools.product(options.seeds, wanted))
+    todo += [(number, "drift") for number in range(len(DRIFTS)) if "drift" in options.part]
+    todo += [(clients, "memory") for clients in CLIENTS if "memory" in options.part]
     for seed, label in todo:
-        if (label, seed) in held:
+        if (label, seed) in measured:
             continue
-        special = {"drift": watch, "memory": remember}
-        made = special[label](seed) if label in special else measure(label, seed, asked.workers)
-        runs.append(made)
+        special = {"drift": drift_of, "memory": memory_of}
+        measurement = (
+            special[label](seed) if label in special else measure(label, seed, options.workers)
+        )
+        runs.append(measurement)
         print(json.dumps(runs[-1]), flush=True)
-    show(asked, page, runs)
+    show(options, page, runs)
     if growth(runs) > LIMIT:
         raise SystemExit(f"memory grows {growth(runs):.2f} times; the limit is {LIMIT}")
 

@@ -26,9 +26,9 @@ from harmonium.report.plots import curves
 from harmonium.report.tables import estimate, markdown
 from harmonium.runs.start import run
 from paired import SHOWN, paired, untrained
-from stored import arguments, before, show
+from stored import arguments, earlier_runs, show
 
-Found = dict[str, Any]
+Measurement = dict[str, Any]
 
 BASE = "fedavg-sc"
 ROWS = {
@@ -45,20 +45,20 @@ ROWS = {
     "fedsc-loose": "FedSC, epsilon 6, delta 1e-2",
 }
 PLACES = {"full": "all ten clients in a round", "partial": "two of ten clients in a round"}
-LOOKS = {"full": 2, "partial": 6}  # rounds from one look at validation images to the next
+EVALUATE_EVERY = {"full": 2, "partial": 6}  # rounds between evaluations on validation images
 DELTA = 1e-2
 LABELS = [f"{place}/{row}" for place in PLACES for row in ROWS]
 for label in ("partial/centralised-sc", "partial/fedsc-share"):
     LABELS.remove(label)
 
 
-def measure(label: str, seed: int, workers: int | None) -> Found:
-    """One run and what it came to."""
+def measure(label: str, seed: int, workers: int | None) -> Measurement:
+    """Figures of one run."""
     place, row = label.split("/")
-    changes = [f"seed={seed}", f"evaluate.every={LOOKS[place]}"]
+    changes = [f"seed={seed}", f"evaluate.every={EVALUATE_EVERY[place]}"]
     changes += [] if workers is None else [f"engine.workers={workers}"]
     with tempfile.TemporaryDirectory() as folder:
-        found = run(Recipe.of(f"fedsc/c10-{place}/{row}@cpu", *changes), out=Path(folder) / "run")
+        result = run(Recipe.of(f"fedsc/c10-{place}/{row}@cpu", *changes), out=Path(folder) / "run")
         ledger = (Path(folder) / "run" / "ledger.jsonl").read_text(encoding="utf-8")
     releases: dict[int, list[Any]] = {}
     for line in map(json.loads, ledger.splitlines()):
@@ -67,18 +67,18 @@ def measure(label: str, seed: int, workers: int | None) -> Found:
     return {
         "label": label,
         "seed": seed,
-        "knn": 100 * found.figures["knn"],
-        "linear": 100 * found.figures["linear"],
-        "knn_untrained": 100 * found.untrained["knn"],
-        "linear_untrained": 100 * found.untrained["linear"],
-        "rank": found.figures["health"]["effective_rank"],
-        "rounds": [[one["round"], 100 * one["knn"]] for one in found.rounds if "knn" in one],
+        "knn": 100 * result.figures["knn"],
+        "linear": 100 * result.figures["linear"],
+        "knn_untrained": 100 * result.untrained["knn"],
+        "linear_untrained": 100 * result.untrained["linear"],
+        "rank": result.figures["health"]["effective_rank"],
+        "rounds": [[one["round"], 100 * one["knn"]] for one in result.rounds if "knn" in one],
         "epsilon": max(spent) or None,
         "releases": max(len(its) for its in releases.values()),
     }
 
 
-def compared(runs: Sequence[Found], place: str) -> str:
+def compared(runs: Sequence[Measurement], place: str) -> str:
     """The table of a place: means over seeds, and differences to FedAvg of the same seed."""
     by = {row: [one for one in runs if one["label"] == f"{place}/{row}"] for row in ROWS}
     rows = [untrained(by[BASE])] if by[BASE] else []
@@ -89,7 +89,7 @@ def compared(runs: Sequence[Found], place: str) -> str:
     return markdown(rows, [*SHOWN, "epsilon spent"], digits=2)
 
 
-def draw(runs: Sequence[Found], path: Path) -> None:
+def draw(runs: Sequence[Measurement], path: Path) -> None:
     """Validation accuracy over rounds, means over seeds, of FedSC and of FedAvg."""
     series = {}
     for place, row in itertools.product(PLACES, ("fedsc", BASE)):
@@ -103,7 +103,7 @@ def draw(runs: Sequence[Found], path: Path) -> None:
     curves(path, series, "round", "kNN accuracy on validation images, %", title)
 
 
-def page(runs: Sequence[Found]) -> str:
+def page(runs: Sequence[Measurement]) -> str:
     """The stored result."""
     seeds = sorted({one["seed"] for one in runs})
     command = f"`python benchmarks/fedsc.py --seeds {' '.join(map(str, seeds))}`"
@@ -167,16 +167,16 @@ def main() -> None:
     """Measure what is asked for and print the page."""
     parser = arguments(__doc__)
     parser.add_argument("--only", nargs="+", choices=LABELS)
-    asked = parser.parse_args()
-    runs: list[Found] = before(asked)
-    held = {(one["label"], one["seed"]) for one in runs}
-    for seed, label in itertools.product(asked.seeds, asked.only or LABELS):
-        if (label, seed) not in held:
-            runs.append(measure(label, seed, asked.workers))
+    options = parser.parse_args()
+    runs: list[Measurement] = earlier_runs(options)
+    measured = {(one["label"], one["seed"]) for one in runs}
+    for seed, label in itertools.product(options.seeds, options.only or LABELS):
+        if (label, seed) not in measured:
+            runs.append(measure(label, seed, options.workers))
             print(json.dumps(runs[-1]), flush=True)
-    show(asked, page, runs)
-    if asked.write:
-        draw(runs, asked.write.parent.parent / "images" / "fedsc.png")
+    show(options, page, runs)
+    if options.write:
+        draw(runs, options.write.parent.parent / "images" / "fedsc.png")
 
 
 if __name__ == "__main__":

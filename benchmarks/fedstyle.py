@@ -35,9 +35,9 @@ from harmonium.measures.run_reader import open_run
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.start import changed_recipe, run
 from memory import peak
-from stored import arguments, before, show
+from stored import arguments, earlier_runs, show
 
-Found = dict[str, Any]
+Measurement = dict[str, Any]
 
 ARMS: dict[str, list[str]] = {  # label -> row of the tables, and changes to it
     "untrained": ["fedavg", "rounds=1", "local.lr=1e-12"],
@@ -54,7 +54,7 @@ ARMS: dict[str, list[str]] = {  # label -> row of the tables, and changes to it
     "ditto": ["ditto-original"],
     "fedstyle": ["fedstyle"],
 }
-LOOKS: dict[str, dict[str, list[str]]] = {  # further looks at the same run
+EVALUATIONS: dict[str, dict[str, list[str]]] = {  # further evaluations of the same run
     "untrained": {"untrained": ["personal.epochs=0"]},
     "fedavg": {"fedavg": [], "fedavg, with an MLP": ["personal.adapter=mlp"]},
     "fedstyle": {
@@ -77,38 +77,38 @@ KEEPERS = {"ditto": ["ditto"], "fedstyle": ["fedstyle", "method.style_epochs=1"]
 
 
 def members(folder: Path | None) -> list[str]:
-    """The word that says where the styles come from: by name, or from files in a folder."""
-    found = [sorted(folder.glob(f"{name}*.npz")) if folder else [] for name in STYLES]
-    files = [str(some[0]) if some else name for some, name in zip(found, STYLES, strict=True)]
+    """The setting of the archives of the styles, if a folder holds them; else none."""
+    archives = [sorted(folder.glob(f"{name}*.npz")) if folder else [] for name in STYLES]
+    files = [str(some[0]) if some else name for some, name in zip(archives, STYLES, strict=True)]
     return [f"data.sets=[{', '.join(files)}]"] if folder else []
 
 
-def looks(label: str, by: str = "") -> dict[str, list[str]]:
-    """What is measured of an arm's run, by label, and by another classifier if one is named."""
-    found = LOOKS.get(label, {label: []})
-    return {name + by: [*how, *(ADAM if by else [])] for name, how in found.items()}
+def evaluations(label: str, by: str = "") -> dict[str, list[str]]:
+    """The evaluations of an arm's run, by label; `by` names another classifier."""
+    evaluations = EVALUATIONS.get(label, {label: []})
+    return {name + by: [*how, *(ADAM if by else [])] for name, how in evaluations.items()}
 
 
 def measure(
     label: str, objective: str, seed: int, words: Sequence[str], by: str = ""
-) -> list[Found]:
-    """One run and what it came to, a line a look."""
+) -> list[Measurement]:
+    """Figures of one run, a row for each evaluation."""
     row, *own = ARMS[label]
     with tempfile.TemporaryDirectory() as folder:
         place = f"fedstyle/digit-1-ho-{objective}/{row}@cpu"
         changes = [*words, *own, f"seed={seed}", "evaluate.every=1000"]
         run(Recipe.of(place, *changes), out=Path(folder) / "run")
         return [
-            {"label": name, "objective": objective, "seed": seed, **judged(Path(folder), how)}
-            for name, how in looks(label, by).items()
+            {"label": name, "objective": objective, "seed": seed, **evaluated(Path(folder), how)}
+            for name, how in evaluations(label, by).items()
         ]
 
 
-def judged(folder: Path, how: Sequence[str]) -> Found:
-    """Both figures of the run in a folder, in percent, style by style."""
-    made = evaluate_run(folder / "run", "personal", *how, out=folder / "figures")
-    found = next(iter(made.figures["personal"].values()))
-    general, personal = found["generalisation"]["groups"], found["personalisation"]
+def evaluated(folder: Path, how: Sequence[str]) -> Measurement:
+    """General and personal accuracy of the run in a folder, in percent, by style."""
+    evaluation = evaluate_run(folder / "run", "personal", *how, out=folder / "figures")
+    figures = next(iter(evaluation.figures["personal"].values()))
+    general, personal = figures["generalisation"]["groups"], figures["personalisation"]
     lone = personal["clients"] == 1  # all images in one place: nobody's own features
     return {
         "general": [100 * value for value in general.values()],
@@ -118,69 +118,74 @@ def judged(folder: Path, how: Sequence[str]) -> Found:
     }
 
 
-def sweep(strength: float, objective: str, seed: int, words: Sequence[str]) -> Found:
-    """A run with this weight of the infused loss: both figures, and what becomes of G."""
+def sweep(strength: float, objective: str, seed: int, words: Sequence[str]) -> Measurement:
+    """A run with this weight of the infused loss: both accuracies, and the geometry of G."""
     place = f"fedstyle/digit-1-ho-{objective}/fedstyle@cpu"
     changes = [*words, f"method.strength={strength}", f"seed={seed}", "evaluate.every=1000"]
     with tempfile.TemporaryDirectory() as folder:
         run(Recipe.of(place, *changes), out=Path(folder) / "run")
-        found = {name: judged(Path(folder), [f"personal.adapter={name}"]) for name in ADAPTERS}
-        inner = inside(Path(folder) / "run")
+        by_adapter = {
+            name: evaluated(Path(folder), [f"personal.adapter={name}"]) for name in ADAPTERS
+        }
+        inner = style_geometry(Path(folder) / "run")
     return {
         "label": f"lambda {strength:g}",
         "objective": objective,
         "seed": seed,
-        "general": found["own"]["general"],
-        **{name: one["personal"] for name, one in found.items()},
+        "general": by_adapter["own"]["general"],
+        **{name: one["personal"] for name, one in by_adapter.items()},
         **inner,
     }
 
 
-def inside(path: Path) -> Found:
-    """Of every client's test images: how wide content and G's output are; means over clients."""
+def style_geometry(path: Path) -> Measurement:
+    """Ranks and spread of content and of G's output on clients' test images; means over clients."""
     opened = open_run(path, path.name, changed_recipe(path, []))
-    test, found = opened.dataset.test, []
+    test, by_client = opened.dataset.test, []
     for client, own in opened.owns(sorted(opened.examples)):
         images = test.subset(np.flatnonzero(test.factors["style"] == client))
         rows = opened.features(own.encoder, images, f"client {client}")
         with torch.no_grad():
-            content, both = own.without(rows), own.adapter(rows) if own.adapter else rows
-        made = both - content
-        found.append(
+            content, both = (
+                own.without(rows),
+                own.adapter(rows) if own.adapter else rows,
+            )
+        output = both - content
+        by_client.append(
             {
                 "content_rank": effective_rank(content),
-                "generator_rank": effective_rank(made),
-                "generator_spread": spread(made),
-                "generator_size": float(made.norm(dim=1).mean() / content.norm(dim=1).mean()),
+                "generator_rank": effective_rank(output),
+                "generator_spread": spread(output),
+                "generator_size": float(output.norm(dim=1).mean() / content.norm(dim=1).mean()),
             }
         )
-    return {key: math.fsum(one[key] for one in found) / len(found) for key in found[0]}
+    return {key: math.fsum(one[key] for one in by_client) / len(by_client) for key in by_client[0]}
 
 
-def style_neighbours(seed: int, words: Sequence[str], plot: Path | None) -> Found:
-    """What near style features share, with five clients of each style; `plot` gets their maps."""
+def style_neighbours(seed: int, words: Sequence[str], plot: Path | None) -> Measurement:
+    """How style features group, with five clients of each style; `plot` gets a copy of the maps."""
     changes = [*words, "participation.number=none", f"seed={seed}", "evaluate.every=1000"]
     with tempfile.TemporaryDirectory() as folder:
         place = "fedstyle/digit-5-ho-simclr/fedstyle@cpu"
         run(Recipe.of(place, *changes), out=Path(folder) / "fedstyle")
-        made = evaluate_run(Path(folder) / "fedstyle", "styles", out=Path(folder) / "figures")
+        evaluation = evaluate_run(Path(folder) / "fedstyle", "styles", out=Path(folder) / "figures")
         if plot:
             plot.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(made.main_plots["styles"], plot)
-    apart = next(iter(made.figures["styles"].values()))["apart"]
+            shutil.copyfile(evaluation.main_plots["styles"], plot)
+    apart = next(iter(evaluation.figures["styles"].values()))["apart"]
     return {"label": "styles", "objective": "simclr", "seed": seed, "apart": apart}
 
 
-def remember(label: str, clients: int) -> Found:
-    """Memory of a run with so many clients, and what their states take on disk."""
+def memory_of(label: str, clients: int) -> Measurement:
+    """Memory of a run with this many clients, and the size of their states on disk."""
     words = [*KEEPERS[label], *MEMORY.split(), f"clients={clients}"]
     words += [f"data.limit={clients * IMAGES}", f"data.count={clients * IMAGES * 11 // 10}"]
     with tempfile.TemporaryDirectory() as folder:
         most, seconds = peak(words, Path(folder) / "run")
         files = [one for one in (Path(folder) / "run" / "clients").rglob("*") if one.is_file()]
         sizes = {one.stat().st_ino: one.stat().st_size for one in files}  # of two names once
-    found = {"bytes": most, "seconds": seconds, "disk": sum(sizes.values())}
-    return {"label": f"memory, {label}", "objective": "", "seed": clients, **found}
+    measured = {"bytes": most, "seconds": seconds, "disk": sum(sizes.values())}
+    return {"label": f"memory, {label}", "objective": "", "seed": clients, **measured}
 
 
 def main() -> None:
@@ -192,37 +197,37 @@ def main() -> None:
     parser.add_argument("--lambda", nargs="+", type=float, default=LAMBDAS, dest="strengths")
     parser.add_argument("--objective", nargs="+", choices=OBJECTIVES, default=["simclr"])
     parser.add_argument("--data", type=Path, help="a folder of archives instead of fetched sets")
-    asked = parser.parse_args()
-    runs: list[Found] = before(asked)
-    held = {(one["label"], one["objective"], one["seed"]) for one in runs}
-    words = members(asked.data)
-    words += [] if asked.workers is None else [f"engine.workers={asked.workers}"]
+    options = parser.parse_args()
+    runs: list[Measurement] = earlier_runs(options)
+    measured = {(one["label"], one["objective"], one["seed"]) for one in runs}
+    words = members(options.data)
+    words += [] if options.workers is None else [f"engine.workers={options.workers}"]
 
-    def add(*made: Found) -> None:
+    def add(*made: Measurement) -> None:
         runs.extend(made)
         for one in made:
             print(json.dumps(one), flush=True)
 
-    for seed, objective in itertools.product(asked.seeds, asked.objective):
-        for label in (asked.only or ARMS) if "arms" in asked.part else ():
-            if any((name, objective, seed) not in held for name in looks(label)):
+    for seed, objective in itertools.product(options.seeds, options.objective):
+        for label in (options.only or ARMS) if "arms" in options.part else ():
+            if any((name, objective, seed) not in measured for name in evaluations(label)):
                 add(*measure(label, objective, seed, words))
-        for label in ("fedavg", "fedstyle") if "classifier" in asked.part else ():
-            if any((name, objective, seed) not in held for name in looks(label, BY)):
+        for label in ("fedavg", "fedstyle") if "classifier" in options.part else ():
+            if any((name, objective, seed) not in measured for name in evaluations(label, BY)):
                 add(*measure(label, objective, seed, words, BY))
-        for strength in asked.strengths if "lambda" in asked.part else ():
-            if (f"lambda {strength:g}", objective, seed) not in held:
+        for strength in options.strengths if "lambda" in options.part else ():
+            if (f"lambda {strength:g}", objective, seed) not in measured:
                 add(sweep(strength, objective, seed, words))
-    images = asked.write.parent.parent / "images" if asked.write else None
-    for seed in asked.seeds if "styles" in asked.part else ():
-        if ("styles", "simclr", seed) not in held:
-            plot = images / "fedstyle-styles.png" if images and seed == asked.seeds[0] else None
+    images = options.write.parent.parent / "images" if options.write else None
+    for seed in options.seeds if "styles" in options.part else ():
+        if ("styles", "simclr", seed) not in measured:
+            plot = images / "fedstyle-styles.png" if images and seed == options.seeds[0] else None
             add(style_neighbours(seed, words, plot))
-    for label, clients in itertools.product(KEEPERS, CLIENTS) if "memory" in asked.part else ():
-        if (f"memory, {label}", "", clients) not in held:
-            add(remember(label, clients))
-    show(asked, page, runs)
-    if asked.write and images:
+    for label, clients in itertools.product(KEEPERS, CLIENTS) if "memory" in options.part else ():
+        if (f"memory, {label}", "", clients) not in measured:
+            add(memory_of(label, clients))
+    show(options, page, runs)
+    if options.write and images:
         draw(runs, images / "fedstyle.png")
     if growth(runs) > LIMIT:
         raise SystemExit(f"memory grows {growth(runs):.2f} times; the limit is {LIMIT}")

@@ -1,4 +1,4 @@
-"""Tables, text and image of what `benchmarks/fedstyle.py` has measured."""
+"""Tables, text and plot of the measurements of `benchmarks/fedstyle.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from harmonium.report.plots import curves
 from harmonium.report.tables import estimate, markdown
 
-Found = dict[str, Any]
+Measurement = dict[str, Any]
 
 STYLES = ("mnist", "svhn", "usps")
 BASE = "fedavg"
@@ -27,24 +27,24 @@ ROWS = (  # of the first table, in its order
 )
 
 
-def of(runs: Sequence[Found], label: str, objective: str) -> dict[int, Found]:
+def of(runs: Sequence[Measurement], label: str, objective: str) -> dict[int, Measurement]:
     """The measurements of a row, by seed."""
     same = [one for one in runs if (one["label"], one["objective"]) == (label, objective)]
     return {one["seed"]: one for one in same}
 
 
 def mean(values: Sequence[float]) -> float:
-    """Over styles."""
+    """The mean over styles."""
     return math.fsum(values) / len(values)
 
 
-def by_style(its: Sequence[Found], key: str, title: str) -> dict[str, float]:
-    """A column a style, means over seeds."""
+def by_style(its: Sequence[Measurement], key: str, title: str) -> dict[str, float]:
+    """A column for each style, means over seeds."""
     columns = zip(*(one[key] for one in its), strict=True)
     return {f"{title}, {name}": mean(values) for name, values in zip(STYLES, columns, strict=True)}
 
 
-def arms(runs: Sequence[Found], objective: str, by: str = "") -> str:
+def arms(runs: Sequence[Measurement], objective: str, by: str = "") -> str:
     """The table of all arms: both figures, and their differences to FedAvg of the same seed."""
     base = of(runs, BASE + by, objective)
     rows = []
@@ -72,8 +72,8 @@ ENDS = ["", ", difference", *(f", {name}" for name in STYLES)]
 SPREAD = ["spread", "worst"]
 
 
-def added(runs: Sequence[Found], objective: str) -> str:
-    """The table of what networks beside the classifier add to personal accuracy, by either one."""
+def added(runs: Sequence[Measurement], objective: str) -> str:
+    """The table of how networks beside the classifier change personal accuracy."""
     rows = []
     for (label, other), words in PAIRS.items():
         row: dict[str, Any] = {"what": words}
@@ -97,7 +97,7 @@ PAIRS = {
 }
 
 
-def lambdas(runs: Sequence[Found], objective: str) -> str:
+def lambdas(runs: Sequence[Measurement], objective: str) -> str:
     """The table of weights of the infused loss."""
     rows = []
     for strength in LAMBDAS:
@@ -121,8 +121,8 @@ INSIDE = {
 }
 
 
-def near(runs: Sequence[Found]) -> str:
-    """The table of what near images have in common, by three kinds of features."""
+def near(runs: Sequence[Measurement]) -> str:
+    """The table of how near images group, by three kinds of features."""
     its = list(of(runs, "styles", "simclr").values())
     rows = [
         {
@@ -142,7 +142,7 @@ def near(runs: Sequence[Found]) -> str:
 MAPS = {"own": "own style networks", "control": "one style network", "content": "content"}
 
 
-def memory(runs: Sequence[Found]) -> str:
+def memory(runs: Sequence[Measurement]) -> str:
     """The table of memory and of states on disk."""
     rows = [
         {
@@ -159,13 +159,15 @@ def memory(runs: Sequence[Found]) -> str:
     return markdown(rows, digits=1) if rows else ""
 
 
-def growth(runs: Sequence[Found]) -> float:
-    """How many times the memory of few clients many need, at most."""
-    found = [of(runs, f"memory, {label}", "") for label in KEEPERS]
-    return max((one[max(one)]["bytes"] / one[min(one)]["bytes"] for one in found if one), default=1)
+def growth(runs: Sequence[Measurement]) -> float:
+    """The largest ratio of the memory of many clients to that of few."""
+    by_method = [of(runs, f"memory, {label}", "") for label in KEEPERS]
+    return max(
+        (one[max(one)]["bytes"] / one[min(one)]["bytes"] for one in by_method if one), default=1
+    )
 
 
-def draw(runs: Sequence[Found], path: Path) -> None:
+def draw(runs: Sequence[Measurement], path: Path) -> None:
     """Both figures over the weights of the infused loss, with FedAvg's as references."""
     series: dict[str, list[tuple[float, ...]]] = {}
     shown = {"general": "general", "own": "personal", "frozen": "personal, G held still"}
@@ -187,14 +189,14 @@ def draw(runs: Sequence[Found], path: Path) -> None:
 
 
 def section(title: str, part: str, table: str, seeds: Sequence[int]) -> str:
-    """A table with the command that makes it and what is to be said of it."""
+    """A table with the command that makes it and the notes on it."""
     chosen = f" --seeds {' '.join(map(str, seeds))}" if seeds else ""
     command = f"`python benchmarks/fedstyle.py --part {part}{chosen}`"
     said = NOTES.get(part, "").strip()
     return f"\n## {title}\n\n{command}\n\n{table}\n{said}\n" if table else ""
 
 
-def page(runs: Sequence[Found]) -> str:
+def page(runs: Sequence[Measurement]) -> str:
     """The stored result: every table with the command that makes it."""
     text = ABOUT
     for part, title, made, label in (
@@ -283,7 +285,7 @@ and neither of style nor of what G learned without labels. The paper's baselines
 *Personal* has a G that learns on beside the classifier (by SGD, as in the first table), *G held
 still* has it as it was, *content alone* has none. Ranks are effective ranks of a client's test
 images, of at most 128; spread is that of unit vectors, near 0 where all are alike; size is the
-mean length of G's output over that of content. Lambda 0 is FedAvg, with G as first drawn.
+mean length of G's output over that of content. Lambda 0 is FedAvg, with G at initialisation.
 
 The collapse that the paper reports in table 4 comes out, in its order and for its reason: general
 accuracy falls slowly (70.4 to 64.5; in the paper 54.2 to 53.4), personal accuracy falls off a

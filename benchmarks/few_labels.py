@@ -3,7 +3,7 @@
     python benchmarks/few_labels.py [--seeds 3] [--only fedca] [--out FOLDER]
                                     [--write docs/results/few-labels.md]
 
-`harmonium compare` makes the runs and `harmonium eval` judges them, in FOLDER: given again, the
+`harmonium compare` makes the runs and `harmonium eval` evaluates them, in FOLDER: given again, the
 command repeats nothing. Needs CIFAR-10 and, for FedCA, Fashion-MNIST (`harmonium data fetch`).
 """
 
@@ -25,7 +25,7 @@ from stored import studies, write_page
 
 @dataclass(frozen=True)
 class Study:
-    """Rows of a paper's table, and how they are judged."""
+    """Rows of a paper's table, and the measures that evaluate them."""
 
     place: str  # a setting of the table
     column: int  # where the figures of that setting are in the paper's further tables
@@ -60,7 +60,7 @@ STUDIES = {
 }  # fmt: skip
 
 
-def judged(name: str, seeds: int, folder: Path, workers: int | None) -> str:
+def evaluated(name: str, seeds: int, folder: Path, workers: int | None) -> str:
     """The section of a paper: every table of its measures, over seeds."""
     study = STUDIES[name]
     place = folder / name
@@ -74,17 +74,19 @@ def judged(name: str, seeds: int, folder: Path, workers: int | None) -> str:
         allow_unfair=True,
     )
     runs = [place / row / f"seed-{seed}" for row in study.rows for seed in range(seeds)]
-    found = evaluate_run(*runs, *study.measures, *own, out=folder / f"{name}-judged", note=print)
+    evaluation = evaluate_run(
+        *runs, *study.measures, *own, out=folder / f"{name}-judged", note=print
+    )
     about = textwrap.fill(study.about, 100)
     text = f"\n## {name}: `{study.place}/ROW@cpu`\n\n{about}\n"
-    told = published(name, study.column)
-    for title, rows, digits in found.over_seeds or found.tables:
-        text += f"\n{title}.\n\n{markdown([beside(row, told) for row in rows], digits=digits)}"
+    figures = published(name, study.column)
+    for title, rows, digits in evaluation.over_seeds or evaluation.tables:
+        text += f"\n{title}.\n\n{markdown([beside(row, figures) for row in rows], digits=digits)}"
     return text
 
 
 def published(name: str, column: int) -> dict[tuple[str, str], float]:
-    """What the paper's further tables have, by row and share of labels in percent."""
+    """The figures of the paper's further tables, by row and share of labels in percent."""
     file = files("harmonium").joinpath("recipe", "library", "tables", f"{name}.yaml")
     further = read_yaml(file.read_text(encoding="utf-8"), file.name)["elsewhere"]
     return {
@@ -95,7 +97,7 @@ def published(name: str, column: int) -> dict[tuple[str, str], float]:
 
 
 def beside(row: Mapping[str, Any], told: Mapping[tuple[str, str], float]) -> dict[str, Any]:
-    """A row with the published figure behind its own."""
+    """A row with the published figure after its own."""
     labels = str(row.get("labels", ""))
     if "%" not in labels:
         return dict(row)
@@ -104,14 +106,14 @@ def beside(row: Mapping[str, Any], told: Mapping[tuple[str, str], float]) -> dic
 
 def main(words: Sequence[str] | None = None) -> None:
     """Print the page."""
-    asked = studies(__doc__, STUDIES, list(STUDIES), seeds=3).parse_args(words)
+    options = studies(__doc__, STUDIES, list(STUDIES), seeds=3).parse_args(words)
     with tempfile.TemporaryDirectory() as passing:
-        folder = asked.out or Path(passing)
-        parts = [judged(name, asked.seeds, folder, asked.workers) for name in asked.only]
-    text = ABOUT.format(seeds=asked.seeds) + "".join(parts) + f"\n{CAME.strip()}\n"
+        folder = options.out or Path(passing)
+        parts = [evaluated(name, options.seeds, folder, options.workers) for name in options.only]
+    text = ABOUT.format(seeds=options.seeds) + "".join(parts) + f"\n{CAME.strip()}\n"
     print(text)
-    if asked.write:
-        write_page(asked.write, text)
+    if options.write:
+        write_page(options.write, text)
 
 
 ABOUT = """# Encoders trained on with labels

@@ -4,7 +4,7 @@
 
 Clients send the received model straight back, so all that is measured is carrying it: to every
 client and back, checks, seals, database and fold. Both engines have processes of their own (the
-local one a worker a core, Flower a warm node a client) and play their rounds in turn, so that the
+local one a worker a core, Flower a warm node a client) and run their rounds in turn, so that the
 ratio means something on a noisy machine. Seconds are wall time, the median over rounds after the
 first.
 """
@@ -50,7 +50,7 @@ class Echo(Method):
 
     @exchange(down={"model": weights()}, up={"model": weights(), "loss": scalar("mean")})
     def train(self, client: Client, got: Any) -> dict[str, Any]:
-        """Nothing but the message."""
+        """Send the model back without training."""
         return {"model": got.model, "loss": 0.0}
 
 
@@ -70,12 +70,12 @@ def rounds(recipe: Recipe, folder: Path, stack: ExitStack) -> tuple[Iterator[flo
     server = Server(examples, host.method.blueprint.shared())
 
     def played() -> Iterator[float]:
-        held = server
+        current = server
         while True:
-            held = replace(held, round=held.round + 1)
+            current = replace(current, round=current.round + 1)
             driver = Driver(host.method, opened, Ledger(), masks=recipe.privacy.masks)
             began = time.perf_counter()
-            held = driver.drive(host.method.round(held, held.everyone), held)
+            current = driver.drive(host.method.round(current, current.everyone), current)
             yield time.perf_counter() - began
 
     return played(), codec.payload_bytes(server.model)
@@ -106,13 +106,13 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--clients", type=int, default=3)
-    asked = parser.parse_args()
-    found = {}
+    options = parser.parse_args()
+    results = {}
     for name, words in SIZES.items():
-        found[name] = measure(words, asked.clients, asked.rounds)
-        found[f"{name}, masked"] = measure([*words, *MASKED], asked.clients, asked.rounds)
-    if asked.json:
-        print(json.dumps(found))
+        results[name] = measure(words, options.clients, options.rounds)
+        results[f"{name}, masked"] = measure([*words, *MASKED], options.clients, options.rounds)
+    if options.json:
+        print(json.dumps(results))
         return
     rows = [
         {
@@ -123,7 +123,7 @@ def main() -> None:
             "ratio": row["ratio"],
             "flower adds, s": row["extra"],
         }
-        for name, row in found.items()
+        for name, row in results.items()
     ]
     print(markdown(rows, digits=2))
 

@@ -3,7 +3,7 @@
     python benchmarks/hostile.py [--methods fedavg ...] [--damaged 20000] [--signed 10000] [--json]
                                  [--runs FILE...] [--write docs/results/hostile.md]
 
-Each method plays two rounds with four clients; its real answers are the material. `damaged`: the
+Each method runs two rounds with four clients; its real answers are the material. `damaged`: the
 sealed answer of a site whose bytes were flipped, cut, moved or replaced on the way. `signed`: lies
 that an enrolled site signs with its own key, of fields and values (`harmonium.testing.lies`) and of
 the frame around them. All of them are opened by the engine of real federations and counted by the
@@ -51,10 +51,10 @@ Sealed = tuple[bytes, list[bytes]]
 
 
 class Door:
-    """The answers of a method's trial, and a server that opens what comes in their place."""
+    """The answers of a method's trial, and a server that receives others in their place."""
 
     def __init__(self, name: str) -> None:
-        """Play the trial."""
+        """Run the trial."""
         self.trial: Trial = first_trial(name, **SMALL.get(name, {}))
         heard: dict[str, RecordedAsk] = {}
         for one in self.trial.recorded:
@@ -76,7 +76,7 @@ class Door:
         )
 
     def task(self, heard: RecordedAsk, client: int) -> _PendingTask:
-        """What a site was asked."""
+        """The pending task of a site that was asked."""
         header = {"step": heard.ask.step, "client": client, "nonce": "2" * 32}
         header |= {"round": heard.turn.round, "ask": heard.turn.ask}
         return _PendingTask(header, (), ())
@@ -107,7 +107,7 @@ def frame_of(reply: Reply, up: Any) -> bytes:
 
 
 def damaged(sealed: Sealed, rng: random.Random) -> Sealed:
-    """The same with something wrong in its seal or its body."""
+    """The sealed answer with a random error in its seal or its body."""
     parts = [bytearray(sealed[0]), bytearray(sealed[1][0])]
     part = parts[rng.randrange(2)]
     place = rng.randrange(len(part))
@@ -128,7 +128,7 @@ def damaged(sealed: Sealed, rng: random.Random) -> Sealed:
 
 
 def crafted(frame: bytes, rng: random.Random) -> bytes:
-    """A frame that is hostile itself: bombs in its header, tensors many times or not at all."""
+    """A hostile frame: a bomb in its header, or tensors that are repeated or missing."""
     size = int.from_bytes(frame[:8], "little")
     header, data = json.loads(frame[8 : 8 + size]), frame[8 + size :]
     tree = json.loads(header["__metadata__"]["tree"])
@@ -153,15 +153,15 @@ def crafted(frame: bytes, rng: random.Random) -> bytes:
 
 
 def hostile(door: Door, rng: random.Random) -> Iterator[tuple[str, RecordedAsk, int, Sealed]]:
-    """Signed lies, for ever."""
-    told = {}
+    """Generate signed lies without end."""
+    material = {}
     for heard in door.heard:
         reply = next(one for one in heard.replies if one.up is not None)
         declared = door.trial.method.exchanges()[heard.ask.step]
-        told[heard.ask.step] = reply, lies(declared, reply.up or {}, rng)
+        material[heard.ask.step] = reply, lies(declared, reply.up or {}, rng)
     while True:
         heard = rng.choice(door.heard)
-        reply, some = told[heard.ask.step]
+        reply, some = material[heard.ask.step]
         frame = frame_of(reply, reply.up)
         if rng.random() < 0.2:
             what, frame = "a crafted frame", crafted(frame, rng)
@@ -174,8 +174,8 @@ def hostile(door: Door, rng: random.Random) -> Iterator[tuple[str, RecordedAsk, 
         yield what, heard, reply.client, door.sealed(heard, reply.client, frame)
 
 
-def tried(name: str, count: int, signed: int) -> dict[str, Any]:
-    """One method under so many damaged and so many signed answers."""
+def trial_of(name: str, count: int, signed: int) -> dict[str, Any]:
+    """Figures of one method under `count` damaged and `signed` signed answers."""
     door, rng = Door(name), random.Random(name)
     began, memory = time.perf_counter(), peak()
     accepted: list[str] = []
@@ -224,7 +224,7 @@ def peak() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def page(found: Sequence[dict[str, Any]]) -> str:
+def page(results: Sequence[dict[str, Any]]) -> str:
     """The table."""
     rows = [
         {
@@ -237,11 +237,11 @@ def page(found: Sequence[dict[str, Any]]) -> str:
             "accepted": one["accepted_count"],
             "MB more": one["grown"] / 1e6,
         }
-        for one in sorted(found, key=lambda one: str(one["method"]))
+        for one in sorted(results, key=lambda one: str(one["method"]))
     ]
     accepted, grown = (
-        sum(one["accepted_count"] for one in found),
-        max(one["grown"] for one in found),
+        sum(one["accepted_count"] for one in results),
+        max(one["grown"] for one in results),
     )
     return "\n".join(
         [
@@ -254,8 +254,8 @@ def page(found: Sequence[dict[str, Any]]) -> str:
             "",
             markdown(rows),
             "",
-            f"{sum(one['damaged'] for one in found):,} damaged and "
-            f"{sum(one['signed'] for one in found):,} signed answers, {accepted} accepted, the "
+            f"{sum(one['damaged'] for one in results):,} damaged and "
+            f"{sum(one['signed'] for one in results):,} signed answers, {accepted} accepted, the "
             f"server never ended, and memory grew by {grown / 1e6:.0f} MB at most.",
             "",
         ]
@@ -268,23 +268,27 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", choices=NAMES, default=NAMES)
     parser.add_argument("--damaged", type=int, default=20_000)
     parser.add_argument("--signed", type=int, default=10_000)
-    parser.add_argument("--runs", nargs="+", type=Path, default=[], help="what --json has printed")
-    parser.add_argument("--write", type=Path, help="where the page goes")
-    parser.add_argument("--json", action="store_true", help="print a line a method and no page")
-    asked = parser.parse_args()
+    parser.add_argument(
+        "--runs", nargs="+", type=Path, default=[], help="files of lines that --json printed"
+    )
+    parser.add_argument("--write", type=Path, help="write the page to this file")
+    parser.add_argument(
+        "--json", action="store_true", help="print one line for each method, and no page"
+    )
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    texts = [path.read_text(encoding="utf-8") for path in asked.runs]
-    found = [json.loads(line) for text in texts for line in text.splitlines()]
-    for name in asked.methods:
-        if name not in {one["method"] for one in found}:
-            found.append(tried(name, asked.damaged, asked.signed))
-            if asked.json:
-                print(json.dumps(found[-1]), flush=True)
-    if not asked.json:
-        print(page(found))
-    if asked.write:
-        write_page(asked.write, page(found))
-    if any(one["accepted_count"] or one["grown"] > MOST for one in found):
+    texts = [path.read_text(encoding="utf-8") for path in options.runs]
+    results = [json.loads(line) for text in texts for line in text.splitlines()]
+    for name in options.methods:
+        if name not in {one["method"] for one in results}:
+            results.append(trial_of(name, options.damaged, options.signed))
+            if options.json:
+                print(json.dumps(results[-1]), flush=True)
+    if not options.json:
+        print(page(results))
+    if options.write:
+        write_page(options.write, page(results))
+    if any(one["accepted_count"] or one["grown"] > MOST for one in results):
         raise SystemExit(1)
 
 

@@ -33,7 +33,7 @@ SIZE, SIDE = (640, 480), 224
 
 
 def make(folder: Path, count: int) -> None:
-    """Smooth images with some noise, about as large as photographs."""
+    """Write smooth images with some noise, in files about as large as those of photographs."""
     rng = np.random.default_rng(0)
     for number in range(count):
         coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8))
@@ -44,24 +44,24 @@ def make(folder: Path, count: int) -> None:
 
 
 def decode(folder: Path, workers: int) -> dict[str, float | str]:
-    """Decode the folder once: seconds, megabytes and a sum over what was made."""
+    """Decode the folder once; returns seconds, megabytes and the SHA-256 of the pixels."""
     files = {"train": [ImageFile(path, path.name) for path in sorted(folder.iterdir())]}
     spec = Folder(path=str(folder), size=SIDE)
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as target:
         began = time.perf_counter()
-        writer = Writer(Path(made), SIDE, 3)
+        writer = Writer(Path(target), SIDE, 3)
         write_images(writer, files, spec, workers)
         writer.finish({})
         writer.close()
         seconds = time.perf_counter() - began
-        with open(Path(made) / "train-pixels.npy", "rb") as file:
+        with open(Path(target) / "train-pixels.npy", "rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"seconds": seconds, "megabytes": kilobytes / 1024, "sha256": content}
 
 
 def measure(folder: Path, workers: int) -> dict[str, float | str]:
-    """The same in a process of its own, whose memory is then its own, too."""
+    """Run `decode` in a process of its own, so that its memory can be measured."""
     words = [sys.executable, __file__, "--folder", str(folder), "--workers", str(workers)]
     done = subprocess.run(words, stdout=subprocess.PIPE, check=True, env=os.environ)
     return json.loads(done.stdout)
@@ -84,7 +84,7 @@ def main() -> None:
         for _ in range(options.repeats):
             for workers, rows in runs.items():
                 rows.append(measure(Path(base), workers))
-    found = {
+    results = {
         workers: {
             "images_per_second": options.count / min(row["seconds"] for row in rows),
             "megabytes": max(row["megabytes"] for row in rows),
@@ -93,10 +93,10 @@ def main() -> None:
     }
     same = len({row["sha256"] for rows in runs.values() for row in rows}) == 1
     if options.json:
-        print(json.dumps({"count": options.count, "workers": found, "same_bytes": same}))
+        print(json.dumps({"count": options.count, "workers": results, "same_bytes": same}))
         return
     print(f"{options.count} images of {SIZE[0]} x {SIZE[1]} to {SIDE} x {SIDE}")
-    for workers, row in found.items():
+    for workers, row in results.items():
         where = f"{workers} more" if workers else "this process"
         print(
             f"{where:12s} {row['images_per_second']:6.0f} images/s, "

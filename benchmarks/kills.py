@@ -2,8 +2,8 @@
 
     python benchmarks/kills.py [--kills 20] [--seed 0]
 
-Each kill is SIGKILL to the whole process group, at a moment drawn over the whole life of the run,
-start-up and final evaluation included. The run is then started again by the same command.
+Each kill is SIGKILL to the whole process group, at a moment drawn over the whole duration of
+the run, start-up and final evaluation included. The run is then started again by the same command.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def finish(folder: Path, words: str = RECIPE) -> float:
 
 
 def kill_after(seconds: float, folder: Path, words: str = RECIPE) -> bool:
-    """Start the run, kill it and all its workers; whether it was still going."""
+    """Start the run, kill it and all its workers; returns whether it was still running."""
     process = subprocess.Popen(
         command(folder, words),
         stdout=subprocess.DEVNULL,
@@ -61,7 +61,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def trial(kills: int, seed: int, base: Path, words: str = RECIPE) -> list[str]:
-    """Kill so many runs and resume each; returns the files that differ from a calm run's."""
+    """Kill and resume runs; returns the files that differ from those of an undisturbed run."""
     seconds = finish(base / "calm", words)
     calm, rng, differing = contents(base / "calm"), random.Random(seed), []
     for number in range(kills):
@@ -69,8 +69,8 @@ def trial(kills: int, seed: int, base: Path, words: str = RECIPE) -> list[str]:
         while not kill_after(rng.uniform(0, seconds), folder, words):
             shutil.rmtree(folder)  # it was done before the kill: try again
         finish(folder, words)
-        found = contents(folder)
-        differing += [f"{folder.name}/{name}" for name in COMPARED if found[name] != calm[name]]
+        resumed = contents(folder)
+        differing += [f"{folder.name}/{name}" for name in COMPARED if resumed[name] != calm[name]]
     return differing
 
 
@@ -78,10 +78,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    words = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as base:
-        differing = trial(words.kills, words.seed, Path(base))
-    print(f"{words.kills} kills; files that differ: {', '.join(differing) or 'none'}")
+        differing = trial(options.kills, options.seed, Path(base))
+    print(f"{options.kills} kills; files that differ: {', '.join(differing) or 'none'}")
     sys.exit(bool(differing))
 
 

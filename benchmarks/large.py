@@ -54,7 +54,7 @@ class Peak:
 
     @property
     def megabytes(self) -> float:
-        """On top of what was there at the start."""
+        """Megabytes beyond those at the start."""
         return (self.most - self.start) / 1e6
 
 
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--gigabytes", type=float, default=3.0)
     parser.add_argument("--size", type=int, default=224)
-    words = parser.parse_args()
+    options = parser.parse_args()
     import numpy as np
     import torch
 
@@ -71,24 +71,24 @@ def main() -> None:
     from harmonium.data.datasets import DataSpec, no_labels
 
     torch.set_num_threads(1)
-    count = round(words.gigabytes * 1e9 / (3 * words.size**2))
+    count = round(options.gigabytes * 1e9 / (3 * options.size**2))
 
     class Noise(DataSpec):
-        """Random images, handed on in pieces."""
+        """Random images, written in pieces."""
 
         name = "noise"
 
         def identity(self) -> dict[str, int]:
-            """Nothing else changes it."""
+            """The number of images."""
             return {"count": count}
 
         def decode(self, writer: Writer) -> tuple[str, ...]:
-            """Write all of them, and one for testing."""
+            """Write all training images, and one test image."""
             rng = np.random.default_rng(0)
             for part, many in (("train", count), ("test", 1)):
                 for start in range(0, many, BATCH):
                     piece = min(BATCH, many - start)
-                    pixels = rng.integers(0, 256, (piece, words.size, words.size, 3), np.uint8)
+                    pixels = rng.integers(0, 256, (piece, options.size, options.size, 3), np.uint8)
                     writer.append(part, pixels, no_labels(piece))
             return ()
 
@@ -101,17 +101,17 @@ def main() -> None:
         with Peak() as reading:
             for start in range(0, len(order), BATCH):
                 views.plain(torch.from_numpy(train.batch(order[start : start + BATCH])))
-    found = {
+    results = {
         "images": count,
-        "gigabytes": round(count * 3 * words.size**2 / 1e9, 2),
+        "gigabytes": round(count * 3 * options.size**2 / 1e9, 2),
         "decoding": {"megabytes": round(decoding.megabytes), "seconds": round(decoding.seconds, 1)},
         "reading": {"megabytes": round(reading.megabytes), "seconds": round(reading.seconds, 1)},
         "limit_megabytes": LIMIT_MEGABYTES,
     }
-    if words.json:
-        print(json.dumps(found))
+    if options.json:
+        print(json.dumps(results))
     else:
-        print(f"{count:,} images of {words.size}x{words.size}, {found['gigabytes']} GB")
+        print(f"{count:,} images of {options.size}x{options.size}, {results['gigabytes']} GB")
         for name, peak in (("decoding", decoding), ("reading", reading)):
             print(f"{name:9} {peak.megabytes:6.0f} MB on top, {peak.seconds:6.1f} s")
         print(f"limit     {LIMIT_MEGABYTES:6} MB")

@@ -29,16 +29,16 @@ LIMIT = 1.3
 
 def family(root: int) -> list[int]:
     """A process and all its descendants."""
-    found, open_ = [], [root]
+    pids, open_ = [], [root]
     while open_:
         pid = open_.pop()
-        found.append(pid)
+        pids.append(pid)
         try:
             tasks = Path(f"/proc/{pid}/task").iterdir()
             open_ += [int(c) for t in tasks for c in (t / "children").read_text().split()]
         except OSError:
             continue
-    return found
+    return pids
 
 
 def proportional_bytes(pid: int) -> int:
@@ -69,28 +69,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--clients", type=int, nargs=2, default=[10, 1000])
-    words = parser.parse_args()
-    found = {}
+    options = parser.parse_args()
+    results = {}
     for method in ("fedavg", "alone"):
         with tempfile.TemporaryDirectory() as base:
             few, many = (
                 peak([method, *RECIPE.split(), f"clients={clients}"], Path(base) / str(clients))
-                for clients in words.clients
+                for clients in options.clients
             )
-        found[method] = {
+        results[method] = {
             "megabytes": [few[0] / 1e6, many[0] / 1e6],
             "seconds": [few[1], many[1]],
             "ratio": many[0] / few[0],
             "limit": LIMIT,
         }
-    if words.json:
-        print(json.dumps(found))
+    if options.json:
+        print(json.dumps(results))
         return
-    for method, row in found.items():
+    for method, row in results.items():
         verdict = "met" if row["ratio"] <= LIMIT else "MISSED"
         few, many = row["megabytes"]
         print(
-            f"{method:7s} {words.clients[0]} clients {few:.0f} MB, {words.clients[1]} clients "
+            f"{method:7s} {options.clients[0]} clients {few:.0f} MB, {options.clients[1]} clients "
             f"{many:.0f} MB: {row['ratio']:.2f} times (limit {LIMIT}: {verdict})"
         )
 

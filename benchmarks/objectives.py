@@ -1,4 +1,4 @@
-"""What every objective learns in a short federated run, beside the encoder as first drawn.
+"""What every objective learns in a short federated run, beside the encoder at initialisation.
 
     python benchmarks/objectives.py [--data digits cifar10] [--only simclr byol] [--seeds 0 1 2]
                                     [--write docs/results/objectives.md] [--json] [--runs FILE...]
@@ -23,7 +23,7 @@ from typing import Any
 from harmonium.recipe.schema import Recipe
 from harmonium.report.tables import estimate, markdown
 from harmonium.runs.start import run
-from stored import arguments, before, show
+from stored import arguments, earlier_runs, show
 
 Run = dict[str, Any]
 
@@ -88,12 +88,12 @@ SETS = {
 
 ABOUT = """# What every objective learns in a short run
 
-FedAvg over five clients. Test accuracy in percent of frozen encoders, beside the encoder as first
-drawn; labels train no encoder but that of `supervised`. Figures are means over seeds. A gain is
-paired: each run is compared with the untrained encoder of its own seed, and ± is the standard
-error of the mean over seeds. A proof of learning, not a ranking. The check at the end of the
-benchmark asks for a mean gain in kNN above 0 from every objective, but for two that the notes on
-`digits` explain.
+FedAvg over five clients. Test accuracy in percent of frozen encoders, beside the encoder at
+initialisation; labels train no encoder but that of `supervised`. Figures are means over seeds. A
+gain is paired: each run is compared with the untrained encoder of its own seed, and ± is the
+standard error of the mean over seeds. A proof of learning, not a ranking. The check at the end of
+the benchmark asks for a mean gain in kNN above 0 from every objective, but for two that the notes
+on `digits` explain.
 
 Settings of all runs: `{common}`. Everything else is the default, but for
 {own}.
@@ -147,20 +147,20 @@ def words(label: str, data: str, seed: int) -> list[str]:
 
 
 def measure(label: str, data: str, seed: int, workers: int | None) -> Run:
-    """One run and what it came to."""
+    """Figures of one run."""
     with tempfile.TemporaryDirectory() as folder:
         recipe = Recipe.of("fedavg", *words(label, data, seed))
         changes = [] if workers is None else [f"engine.workers={workers}"]
-        found = run(recipe, *changes, out=Path(folder) / "run")
-    health = found.figures["health"]
+        result = run(recipe, *changes, out=Path(folder) / "run")
+    health = result.figures["health"]
     return {
         "data": data,
         "objective": label,
         "seed": seed,
-        "knn": 100 * found.figures["knn"],
-        "knn_untrained": 100 * found.untrained["knn"],
-        "linear": 100 * found.figures["linear"],
-        "linear_untrained": 100 * found.untrained["linear"],
+        "knn": 100 * result.figures["knn"],
+        "knn_untrained": 100 * result.untrained["knn"],
+        "linear": 100 * result.figures["linear"],
+        "linear_untrained": 100 * result.untrained["linear"],
         "rank": health["effective_rank"],
         "warnings": [warning.partition(":")[0] for warning in health["warnings"]],
     }
@@ -193,10 +193,10 @@ def summary(label: str, runs: Sequence[Run]) -> dict[str, Any]:
 def grouped(runs: Sequence[Run]) -> dict[str, dict[str, list[Run]]]:
     """The runs of each data set and each objective."""
     order = {label: place for place, label in enumerate(OBJECTIVES)}
-    found: dict[str, dict[str, list[Run]]] = {}
+    groups: dict[str, dict[str, list[Run]]] = {}
     for one in sorted(runs, key=lambda one: order[one["objective"]]):
-        found.setdefault(one["data"], {}).setdefault(one["objective"], []).append(one)
-    return found
+        groups.setdefault(one["data"], {}).setdefault(one["objective"], []).append(one)
+    return groups
 
 
 def page(runs: Sequence[Run]) -> str:
@@ -214,7 +214,7 @@ def page(runs: Sequence[Run]) -> str:
 
 
 def lost(by_label: Mapping[str, Sequence[Run]], data: str) -> list[str]:
-    """A line for the objectives that gain nothing on the mean, but for those left out."""
+    """A line for the objectives without a gain on average, except those in DEGENERATE."""
     labels = [label for label in by_label if (data, label) not in DEGENERATE]
     behind = [label for label in labels if not estimate(gains(by_label[label]))[0] > 0]
     return [f"No better than untrained on the mean: {', '.join(behind)}."] if behind else []
@@ -231,17 +231,17 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--data", nargs="+", choices=list(SETS), default=list(SETS))
     parser.add_argument("--only", nargs="+", choices=list(OBJECTIVES), default=list(OBJECTIVES))
-    asked = parser.parse_args()
-    runs: list[Run] = before(asked)
-    held = {(one["data"], one["seed"], one["objective"]) for one in runs}
-    for data, seed, label in itertools.product(asked.data, asked.seeds, asked.only):
-        if (data, seed, label) in held:
+    options = parser.parse_args()
+    runs: list[Run] = earlier_runs(options)
+    measured = {(one["data"], one["seed"], one["objective"]) for one in runs}
+    for data, seed, label in itertools.product(options.data, options.seeds, options.only):
+        if (data, seed, label) in measured:
             continue
-        runs.append(one := measure(label, data, seed, asked.workers))
+        runs.append(one := measure(label, data, seed, options.workers))
         figures = f"{one['knn']:.1f}, untrained {one['knn_untrained']:.1f}"
         line = f"{data}, seed {seed}: {label} {figures}"
-        print(json.dumps(one) if asked.json else line, flush=True)
-    show(asked, page, runs)
+        print(json.dumps(one) if options.json else line, flush=True)
+    show(options, page, runs)
     if behind := [f"{d}: {line}" for d, its in grouped(runs).items() for line in lost(its, d)]:
         raise SystemExit("\n".join(behind))
 

@@ -33,9 +33,9 @@ from harmonium.recipe.schema import Recipe
 from harmonium.report.tables import estimate, markdown
 from harmonium.runs.start import run
 from paired import SHOWN, paired, untrained
-from stored import arguments, before, show
+from stored import arguments, earlier_runs, show
 
-Found = dict[str, Any]
+Measurement = dict[str, Any]
 
 SETTINGS = {"iid": "100,000", "device": "0.1", "skewed": "0.001"}  # alpha of the split
 ARMS = ["f-simclr", "f-simsiam", "f-specloss", "f-byol", "rotpred", "supervised", "orchestra"]
@@ -44,31 +44,31 @@ LIMIT = 1.0  # percent of a client's round that clustering may take
 SHARES = {"balance": ["exact", "argmax"], "local_clusters": [8, 16]}
 
 
-def measure(setting: str, row: str, seed: int, workers: int | None) -> Found:
-    """One run and what it came to."""
+def measure(setting: str, row: str, seed: int, workers: int | None) -> Measurement:
+    """Figures of one run."""
     changes = [f"seed={seed}", "evaluate.every=1000"]
     changes += [] if workers is None else [f"engine.workers={workers}"]
     started = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         recipe = Recipe.of(f"orchestra/c10-{setting}/{row}@cpu", *changes)
-        found = run(recipe, out=Path(folder) / "run")
-    told = [one["reported"]["anonymity"] for one in found.rounds if row == "orchestra"]
+        result = run(recipe, out=Path(folder) / "run")
+    counts = [one["reported"]["anonymity"] for one in result.rounds if row == "orchestra"]
     return {
         "part": "arms",
         "setting": setting,
         "row": row,
         "seed": seed,
-        "knn": 100 * found.figures["knn"],
-        "linear": 100 * found.figures["linear"],
-        "knn_untrained": 100 * found.untrained["knn"],
-        "linear_untrained": 100 * found.untrained["linear"],
-        "rank": found.figures["health"]["effective_rank"],
-        "k": min(told, default=None),
+        "knn": 100 * result.figures["knn"],
+        "linear": 100 * result.figures["linear"],
+        "knn_untrained": 100 * result.untrained["knn"],
+        "linear_untrained": 100 * result.untrained["linear"],
+        "rank": result.figures["health"]["effective_rank"],
+        "k": min(counts, default=None),
         "seconds": time.process_time() - started,
     }
 
 
-def timed(balance: str, local_clusters: int, times: int = 20) -> Found:
+def timed(balance: str, local_clusters: int, times: int = 20) -> Measurement:
     """Processor time of a client's round and of the clustering in it, at the size of the arms."""
     words = [f"method.balance={balance}", f"method.local_clusters={local_clusters}"]
     recipe = Recipe.of("orchestra/c10-device/orchestra@cpu", *words, "method.k_min=1")
@@ -85,9 +85,9 @@ def timed(balance: str, local_clusters: int, times: int = 20) -> Found:
 
     def clustered(*given: Any) -> Any:
         started = time.process_time()
-        made = inner(*given)
+        centroids = inner(*given)
         spent["clustering"] += time.process_time() - started
-        return made
+        return centroids
 
     object.__setattr__(method, "local_centroids", clustered)
     width = method.blueprint["rotation"].in_features
@@ -100,11 +100,11 @@ def timed(balance: str, local_clusters: int, times: int = 20) -> Found:
         if not turn:  # the first is for warming up
             spent = dict.fromkeys(spent, 0.0)
     each = {name: 1000 * seconds / times for name, seconds in spent.items()}
-    found = {"part": "clustering", "balance": balance, "local_clusters": local_clusters}
-    return {**found, "epochs": epochs, **each}
+    facts = {"part": "clustering", "balance": balance, "local_clusters": local_clusters}
+    return {**facts, "epochs": epochs, **each}
 
 
-def arms(runs: Sequence[Found], setting: str) -> str:
+def arms(runs: Sequence[Measurement], setting: str) -> str:
     """The rows of one setting: means over seeds, and differences to SimCLR with the same seed."""
     by = {
         row: [one for one in runs if one.get("setting") == setting and one["row"] == row]
@@ -117,8 +117,8 @@ def arms(runs: Sequence[Found], setting: str) -> str:
     return markdown(rows, [*SHOWN, "processor s"], digits=2)
 
 
-def shares(runs: Sequence[Found]) -> str:
-    """The table of what clustering takes."""
+def shares(runs: Sequence[Measurement]) -> str:
+    """The table of the time that clustering takes."""
     rows = [
         {
             "balance": one["balance"],
@@ -144,7 +144,7 @@ paired by seed, and ± is the standard error of a mean over seeds.
 """
 
 
-def page(runs: Sequence[Found]) -> str:
+def page(runs: Sequence[Measurement]) -> str:
     """The stored result: every table with the command that makes it."""
     text = ABOUT
     ran = [one for one in runs if one["part"] == "arms"]
@@ -209,19 +209,19 @@ def main() -> None:
     parser.add_argument("--part", nargs="+", choices=parts, default=parts)
     parser.add_argument("--only", nargs="+", choices=ARMS, default=ARMS)
     parser.add_argument("--settings", nargs="+", choices=[*SETTINGS], default=[*SETTINGS])
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    runs: list[Found] = before(asked)
-    held = {tuple(one.get(key) for key in ("setting", "row", "seed")) for one in runs}
-    fresh = "clustering" in asked.part and not any(one["part"] == "clustering" for one in runs)
+    runs: list[Measurement] = earlier_runs(options)
+    measured = {tuple(one.get(key) for key in ("setting", "row", "seed")) for one in runs}
+    fresh = "clustering" in options.part and not any(one["part"] == "clustering" for one in runs)
     for pair in itertools.product(*SHARES.values()) if fresh else ():
         runs.append(timed(*pair))
         print(json.dumps(runs[-1]), flush=True)
-    for seed, setting, row in itertools.product(asked.seeds, asked.settings, asked.only):
-        if "arms" in asked.part and (setting, row, seed) not in held:
-            runs.append(measure(setting, row, seed, asked.workers))
+    for seed, setting, row in itertools.product(options.seeds, options.settings, options.only):
+        if "arms" in options.part and (setting, row, seed) not in measured:
+            runs.append(measure(setting, row, seed, options.workers))
             print(json.dumps(runs[-1]), flush=True)
-    show(asked, page, runs)
+    show(options, page, runs)
     over = [one for one in runs if one["part"] == "clustering" and one["balance"] == "exact"]
     for one in over:
         if 100 * one["clustering"] > LIMIT * one["round"]:

@@ -45,11 +45,11 @@ TASK_MILLISECONDS = 5.0
 @methods("idle")
 @dataclass(frozen=True)
 class Idle(Method):
-    """Sends the received model straight back: what is left is the engine's own work."""
+    """Sends the received model straight back, so that only the engine's own work is measured."""
 
     @exchange(down={"model": weights()}, up={"model": weights(), "loss": scalar()})
     def train(self, client: Client, got: Any) -> dict[str, Any]:
-        """Nothing but the message."""
+        """Send the model back without training."""
         return {"model": got.model, "loss": 0.0}
 
 
@@ -118,36 +118,39 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--images", type=int, default=512)
-    words = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as base:
         for mode in ("faithful", "fast"):
             for batch, limit in LIMITS.items():
-                settings = ["clients=2", f"data.count={2 * words.images}", "data.test_count=2"]
+                settings = ["clients=2", f"data.count={2 * options.images}", "data.test_count=2"]
                 settings += [f"local.batch={batch}", "local.epochs=1", f"views.mode={mode}"]
                 folder = Path(base) / f"{mode}-{batch}"
                 host = host_of(folder, *settings)
                 full, bare = rounds(host, folder), floors(host)
                 next(full), next(bare)  # warm caches and allocators
-                pairs = [(next(full), next(bare)) for _ in range(words.repeats)]
+                pairs = [(next(full), next(bare)) for _ in range(options.repeats)]
                 ratio = statistics.median(a / b for a, b in pairs)
                 seconds = statistics.median(a for a, _ in pairs)
-                found[f"batch {batch}, {mode} views"] = {
+                results[f"batch {batch}, {mode} views"] = {
                     "ratio": ratio,
                     "limit": limit,
-                    "samples_per_cpu_second": 2 * words.images / seconds,
+                    "samples_per_cpu_second": 2 * options.images / seconds,
                 }
         folder = Path(base) / "idle"
         host = host_of(folder, "data.count=200", "data.test_count=2", "clients=50", method="idle")
         tasks = rounds(host, folder)
         next(tasks)
-        each = statistics.median(next(tasks) for _ in range(words.repeats)) / 50
-        found["task that trains nothing"] = {"milliseconds": 1e3 * each, "limit": TASK_MILLISECONDS}
-    if words.json:
-        print(json.dumps(found))
+        each = statistics.median(next(tasks) for _ in range(options.repeats)) / 50
+        results["task that trains nothing"] = {
+            "milliseconds": 1e3 * each,
+            "limit": TASK_MILLISECONDS,
+        }
+    if options.json:
+        print(json.dumps(results))
         return
-    for name, row in found.items():
+    for name, row in results.items():
         value = row.get("ratio", row.get("milliseconds"))
         unit = "x the bare steps" if "ratio" in row else "ms of CPU a client"
         verdict = "met" if value <= row["limit"] else "MISSED"

@@ -12,7 +12,7 @@ SHOWN = ["row", "seeds", "kNN", "kNN, difference", "linear", "linear, difference
 
 
 def untrained(bases: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The row of encoders as first drawn, from the runs that others are compared with."""
+    """The row of encoders at initialisation, from the runs that others are compared with."""
     figures = {
         title: estimate([one[f"{probe}_untrained"] for one in bases])
         for probe, title in PROBES.items()

@@ -36,7 +36,7 @@ RELEASES = (1, 50, 101)
 
 
 def draw(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Unit rows, and which group each is of."""
+    """Unit rows, and the group of each."""
     rng = seeds.torch_rng(seed, "rows", count)
     axes = normalize(torch.randn(GROUPS, COLUMNS, generator=rng), dim=1)
     group = torch.randint(GROUPS, (count,), generator=rng)
@@ -45,7 +45,7 @@ def draw(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def agreement(rows: Tensor, group: Tensor, centroids: Tensor) -> float:
-    """How well the nearest centroids by angle tell the groups: 100 if fully, 0 if by chance."""
+    """How well the nearest centroids by angle identify the groups: 100 fully, 0 by chance."""
     nearest = (rows @ normalize(centroids, dim=1).T).argmax(1)
     return 100 * float(adjusted_mutual_info_score(group, nearest))
 
@@ -57,7 +57,7 @@ def cosine(centroids: Tensor, plain: Tensor) -> float:
 
 
 def measure(epsilon: float, dims: int | None, count: int, seed: int) -> list[float]:
-    """Of private centroids, random directions and plain k-means, one draw of rows."""
+    """Figures of private centroids, random directions and plain k-means on one draw of rows."""
     rows, group = draw(count, seed)
     rng = seeds.torch_rng(seed, "clustering", count)
     noise = Noise("simulated", seeds.torch_rng(seed, "noise", count))
@@ -83,7 +83,7 @@ def table(seeds_: list[int]) -> str:
         for dims in DIMS:
             for epsilon in EPSILONS:
                 runs = [measure(epsilon, dims, count, seed) for seed in seeds_]
-                k, near, blind, *told = (
+                k, near, blind, *agreements = (
                     statistics.mean(column) for column in zip(*runs, strict=True)
                 )
                 lines.append(
@@ -94,27 +94,27 @@ def table(seeds_: list[int]) -> str:
                         "centroids": f"{k:.1f}",
                         "cosine": f"{near:.2f}",
                         "blind": f"{blind:.2f}",
-                        "groups told": f"{told[0]:.0f}",
-                        "by blind": f"{told[1]:.0f}",
-                        "by k-means": f"{told[2]:.0f}",
+                        "groups told": f"{agreements[0]:.0f}",
+                        "by blind": f"{agreements[1]:.0f}",
+                        "by k-means": f"{agreements[2]:.0f}",
                     }
                 )
     return markdown(lines)
 
 
 def budgets() -> str:
-    """What several releases amount to, for both neighbours."""
+    """The table of the epsilon of several releases, for both kinds of neighbours."""
     lines = []
     for epsilon in EPSILONS[:-1]:
         noise = Noise("simulated", torch.Generator())
         settings = {"noise": noise, "rng": torch.Generator(), "delta": DELTA}
-        _, told = private_centroids(torch.zeros(1, 1), 1, epsilon=epsilon, **settings)
+        _, releases = private_centroids(torch.zeros(1, 1), 1, epsilon=epsilon, **settings)
         line = {
             "epsilon of one": f"{epsilon:g}",
             "noise of sums": f"{multiplier(epsilon, DELTA):.3f}",
         }
         for times in RELEASES:
-            some = [asdict(one) for one in told] * times
+            some = [asdict(one) for one in releases] * times
             line[f"{times} more or less"] = f"{spent(some, DELTA):.1f}"
             line[f"{times} replaced"] = f"{spent(some, DELTA, neighbours='replace'):.1f}"
         lines.append(line)
@@ -157,11 +157,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(10)))
     parser.add_argument("--write", type=Path)
-    asked = parser.parse_args()
-    text = page(asked.seeds).rstrip() + "\n"
+    options = parser.parse_args()
+    text = page(options.seeds).rstrip() + "\n"
     print(text)
-    if asked.write:
-        write_page(asked.write, text)
+    if options.write:
+        write_page(options.write, text)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How fast probes are, and how near to what they stand for.
+"""How fast probes are, and how close to exact solutions.
 
     python benchmarks/probes.py [--repeats 3] [--write docs/results/probes.md] [--quick]
 
@@ -89,9 +89,9 @@ def cifar10_features(share: float) -> tuple[Labelled, Labelled, Tensor, Tensor]:
     data = datasets["cifar10"](validation=0).load()
     parts = [part.subset(np.arange(int(share * len(part)))) for part in (data.train, data.test)]
     encoder = Patches(np.array(parts[0].batch(np.arange(len(parts[0])))))
-    found, labels, light = [], [], []
+    features, labels, light = [], [], []
     for part in parts:
-        found.append(embed(encoder, part, encoder.prepare, batch=250))
+        features.append(embed(encoder, part, encoder.prepare, batch=250))
         labels.append(np.array(part.labels))
         light.append(np.array(part.batch(np.arange(len(part)))).mean(axis=(1, 2, 3)))
     fine = [np.zeros_like(some) for some in labels]
@@ -100,7 +100,7 @@ def cifar10_features(share: float) -> tuple[Labelled, Labelled, Tensor, Tensor]:
         for part in range(2):
             inside = labels[part] == name
             fine[part][inside] = 10 * name + np.searchsorted(edges, light[part][inside])
-    train, test = ((found[i], torch.from_numpy(labels[i])) for i in range(2))
+    train, test = ((features[i], torch.from_numpy(labels[i])) for i in range(2))
     return train, test, torch.from_numpy(fine[0]), torch.from_numpy(fine[1])
 
 
@@ -108,8 +108,8 @@ def seconds(job: Callable[[], Any]) -> tuple[float, Any]:
     """CPU seconds of a job, and what it returned."""
     gc.collect()
     before = time.process_time()
-    found = job()
-    return time.process_time() - before, found
+    result = job()
+    return time.process_time() - before, result
 
 
 def peak(job: Callable[[], Any]) -> tuple[float, float, Any]:
@@ -118,18 +118,20 @@ def peak(job: Callable[[], Any]) -> tuple[float, float, Any]:
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # forget the highest mark
     before = _status("VmRSS")
-    spent, found = seconds(job)
-    return spent, (_status("VmHWM") - before) / 1e3, found
+    spent, result = seconds(job)
+    return spent, (_status("VmHWM") - before) / 1e3, result
 
 
 def _status(key: str) -> float:
-    """Kilobytes."""
+    """A value of /proc/self/status in kilobytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return float(next(line for line in lines if line.startswith(key)).split()[1])
 
 
-def peer(train: Labelled, strength: float, start: Weights | None = None, **words: Any) -> Weights:
-    """scikit-learn's lbfgs with one thread, from 0 or from what it found before."""
+def sklearn_solution(
+    train: Labelled, strength: float, start: Weights | None = None, **words: Any
+) -> Weights:
+    """The solution of scikit-learn's lbfgs with one thread, from 0 or from an earlier solution."""
     features, labels = (part.numpy() for part in train)
     model = LogisticRegression(
         C=1 / (strength * len(features)), warm_start=start is not None, **words
@@ -142,15 +144,15 @@ def peer(train: Labelled, strength: float, start: Weights | None = None, **words
     return torch.from_numpy(model.coef_), torch.from_numpy(model.intercept_)
 
 
-def mine(train: Labelled, strength: float) -> Weights:
-    """The same by what linear probes are made of."""
+def own_solution(train: Labelled, strength: float) -> Weights:
+    """The solution of Harmonium's solver, which linear probes use."""
     (weights,) = regressions(*train, int(train[1].max()) + 1, [strength])
     return weights[:, :-1], weights[:, -1]
 
 
-def objective(train: Labelled, found: Weights, strength: float) -> float:
+def objective(train: Labelled, solution: Weights, strength: float) -> float:
     """Mean cross entropy and penalty, in float64."""
-    weights, intercept = (part.double() for part in found)
+    weights, intercept = (part.double() for part in solution)
     loss = sum(
         float(functional.cross_entropy(x.double() @ weights.T + intercept, y, reduction="sum"))
         for x, y in zip(train[0].split(5000), train[1].split(5000), strict=True)
@@ -158,18 +160,18 @@ def objective(train: Labelled, found: Weights, strength: float) -> float:
     return loss / len(train[0]) + strength / 2 * float(weights.square().sum())
 
 
-def accuracy(test: Labelled, found: Weights) -> float:
-    """Percent."""
-    scores = test[0] @ found[0].float().T + found[1].float()
+def accuracy(test: Labelled, solution: Weights) -> float:
+    """Accuracy of a solution in percent."""
+    scores = test[0] @ solution[0].float().T + solution[1].float()
     return 100 * float((scores.argmax(1) == test[1]).double().mean())
 
 
 def as_near(train: Labelled, strength: float, most: float) -> float:
-    """CPU seconds of lbfgs from 0 to an objective of at most `most`, its tolerance ever smaller."""
+    """CPU seconds of lbfgs to an objective of at most `most`, with ever smaller tolerances."""
     for power in range(1, 10):
         words = {"max_iter": 50_000, "tol": USUAL / 3**power}
-        spent, found = seconds(lambda words=words: peer(train, strength, **words))
-        if objective(train, found, strength) <= most:
+        spent, solution = seconds(lambda words=words: sklearn_solution(train, strength, **words))
+        if objective(train, solution, strength) <= most:
             return spent
     raise SystemExit(f"lbfgs does not come as near with a penalty of {strength:g}")
 
@@ -180,11 +182,11 @@ def solutions(train: Labelled, test: Labelled, repeats: int) -> list[dict[str, A
     for strength in STRENGTHS:
         pairs = []
         for _ in range(repeats):
-            ours, found = seconds(lambda s=strength: mine(train, s))
-            theirs, usual = seconds(lambda s=strength: peer(train, s, max_iter=10_000))
+            ours, found = seconds(lambda s=strength: own_solution(train, s))
+            theirs, usual = seconds(lambda s=strength: sklearn_solution(train, s, max_iter=10_000))
             pairs.append((ours, theirs))
         wide = train[0].double(), train[1]
-        best = peer(wide, strength, usual, max_iter=50_000, tol=CONVERGED)
+        best = sklearn_solution(wide, strength, usual, max_iter=50_000, tol=CONVERGED)
         floor = objective(train, best, strength)
         ours, theirs = (objective(train, one, strength) for one in (found, usual))
         gaps = [ours - floor, theirs - floor]
@@ -219,7 +221,7 @@ def probes(train: Labelled, test: Labelled) -> list[dict[str, Any]]:
         known, chosen, asked = ((part - shift) / scale for part in parts[::2])
         best, last = (-1.0, 0.0, 0.0), None
         for strength in STRENGTHS:
-            last = peer((known, train[1]), strength, last, max_iter=10_000)
+            last = sklearn_solution((known, train[1]), strength, last, max_iter=10_000)
             right = [accuracy(some, last) for some in ((chosen, parts[3]), (asked, parts[5]))]
             best = max(best, (right[0], right[1], strength), key=lambda one: one[0])
         return best[1:]
@@ -235,7 +237,7 @@ def probes(train: Labelled, test: Labelled) -> list[dict[str, Any]]:
         for draw in range(5):
             rows = _draw(train[1].numpy(), 10, numpy_rng(0, "few_labels", 10, draw))
             some = (train[0][rows] - shift) / scale, train[1][rows]
-            right.append(accuracy(asked, peer(some, FEW_STRENGTH, max_iter=10_000)))
+            right.append(accuracy(asked, sklearn_solution(some, FEW_STRENGTH, max_iter=10_000)))
         return statistics.mean(right), FEW_STRENGTH
 
     def our_few() -> tuple[float, float]:
@@ -287,15 +289,15 @@ def neighbours(train: Labelled, test: Labelled, repeats: int) -> list[dict[str, 
         "plain formula": plain,
         "matrix product alone": product,
     }
-    found = [{name: peak(job) for name, job in jobs.items()} for _ in range(repeats)]
-    truth, rows = found[0]["plain formula"][2], []
+    measured = [{name: peak(job) for name, job in jobs.items()} for _ in range(repeats)]
+    truth, rows = measured[0]["plain formula"][2], []
     for name in jobs:
-        named = found[0][name][2]
+        named = measured[0][name][2]
         rows.append(
             {
                 "": name,
-                "s": f"{statistics.median(one[name][0] for one in found):.2f}",
-                "MB more": f"{max(one[name][1] for one in found):.0f}",
+                "s": f"{statistics.median(one[name][0] for one in measured):.2f}",
+                "MB more": f"{max(one[name][1] for one in measured):.0f}",
                 "answers as the plain formula": ""
                 if named is None
                 else f"{int((named == truth).sum()):,} of {len(truth):,}",
@@ -308,7 +310,7 @@ def neighbours(train: Labelled, test: Labelled, repeats: int) -> list[dict[str, 
 
 
 def page(repeats: int, share: float) -> str:
-    """Everything, as the page of results."""
+    """Run all measurements and return the page of results."""
     torch.set_num_threads(1)
     train, test, fine, fine_test = cifar10_features(share)
     near = neighbours(train, test, repeats)
@@ -364,12 +366,12 @@ Limits: {verdict(least, apart, max(most, two))}
 
 def verdict(times: float, points: float, megabytes: float) -> str:
     """Whether limits are met."""
-    found = {
+    checks = {
         f"at least {LIMITS['times']:g} times as fast": times >= LIMITS["times"],
         f"within {LIMITS['points']:g} points": points <= LIMITS["points"],
         f"below {LIMITS['megabytes']:g} MB": megabytes < LIMITS["megabytes"],
     }
-    return "; ".join(f"{name}: {'met' if met else 'MISSED'}" for name, met in found.items()) + "."
+    return "; ".join(f"{name}: {'met' if met else 'MISSED'}" for name, met in checks.items()) + "."
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -378,11 +380,11 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--write", type=Path)
-    asked = parser.parse_args(words)
-    text = page(asked.repeats, 0.1 if asked.quick else 1.0).rstrip() + "\n"
+    options = parser.parse_args(words)
+    text = page(options.repeats, 0.1 if options.quick else 1.0).rstrip() + "\n"
     print(text)
-    if asked.write:
-        write_page(asked.write, text)
+    if options.write:
+        write_page(options.write, text)
 
 
 if __name__ == "__main__":

@@ -55,12 +55,12 @@ def labelled_images(count: int, clients: int, classes: int) -> Images:
 
 
 def rules(folder: Path, images: Images, clients: int) -> Iterator[tuple[str, SplitRule]]:
-    """Every rule, at every concentration where it has one; what it is called comes first."""
+    """Every rule, at every concentration where it has one; its name in the table comes first."""
     for name, settings, key in VARIANTS:
         for value in ALPHAS if key else (None,):
-            given = settings if key is None else {**settings, key: value}
-            words = " ".join(f"{k}={v}" for k, v in given.items())
-            yield f"{name} {words}".strip(), splits[name](**given)
+            chosen = settings if key is None else {**settings, key: value}
+            words = " ".join(f"{k}={v}" for k, v in chosen.items())
+            yield f"{name} {words}".strip(), splits[name](**chosen)
     saved = folder / "split.npz"
     make_split(splits["iid"](), images, "", clients, 0).save(saved)
     yield "file", splits["file"](path=str(saved))
@@ -87,15 +87,15 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--images", type=int, default=1_000_000)
     parser.add_argument("--clients", type=int, default=10_000)
-    words = parser.parse_args()
-    rows = measure(words.images, words.clients)
+    options = parser.parse_args()
+    rows = measure(options.images, options.clients)
     missing = set(splits.table()) - {str(row["rule"]).split()[0] for row in rows}
     if missing:
         raise SystemExit(f"nothing measures: {', '.join(sorted(missing))}")
-    if words.json:
+    if options.json:
         print(json.dumps({"limit": LIMIT, "rows": rows}, indent=1))
         return
-    print(f"{words.images:,} images among {words.clients:,} clients")
+    print(f"{options.images:,} images among {options.clients:,} clients")
     for row in rows:
         note = "" if row["outcome"] == "made" else f"  {row['outcome']}"
         print(f"{row['rule']:52s}{row['seconds']:7.2f} s{note}")

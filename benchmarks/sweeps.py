@@ -23,26 +23,26 @@ OTHERS = ("lambda", "style-epochs")
 
 
 def section(name: str, seeds: int, folder: Path, workers: int | None) -> str:
-    """One sweep: its table, and what its comparisons have to say."""
+    """The section of one sweep: its command and its table."""
     own = [] if workers is None else [f"engine.workers={workers}"]
-    made = sweep(f"{name}@cpu", f"seeds={seeds}", *own, out=folder / name)
+    result = sweep(f"{name}@cpu", f"seeds={seeds}", *own, out=folder / name)
     what, paper = about(sweeps()[name])
     words = f"`harmonium sweep {name}@cpu seeds={seeds}`"
-    return f"\n## {name}\n\n{what} {paper}.\n{words}\n\n{markdown(made.shown(), digits=1)}"
+    return f"\n## {name}\n\n{what} {paper}.\n{words}\n\n{markdown(result.shown(), digits=1)}"
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Print the page."""
     usual = [name for name in sweeps() if name not in OTHERS]
-    asked = studies(__doc__, sweeps(), usual, seeds=1).parse_args(words)
+    options = studies(__doc__, sweeps(), usual, seeds=1).parse_args(words)
     with tempfile.TemporaryDirectory() as passing:
-        folder = asked.out or Path(passing)
-        parts = [section(name, asked.seeds, folder, asked.workers) for name in asked.only]
-    only = "" if asked.only == usual else f" --only {' '.join(asked.only)}"
-    text = ABOUT.format(seeds=asked.seeds, only=only) + "".join(parts) + f"\n{CAME.strip()}\n"
+        folder = options.out or Path(passing)
+        parts = [section(name, options.seeds, folder, options.workers) for name in options.only]
+    only = "" if options.only == usual else f" --only {' '.join(options.only)}"
+    text = ABOUT.format(seeds=options.seeds, only=only) + "".join(parts) + f"\n{CAME.strip()}\n"
     print(text)
-    if asked.write:
-        write_page(asked.write, text)
+    if options.write:
+        write_page(options.write, text)
 
 
 ABOUT = """# Sweeps of the papers

@@ -35,9 +35,9 @@ from harmonium.recipe.schema import Recipe
 from harmonium.report.tables import estimate, markdown
 from harmonium.runs.start import run
 from paired import paired, untrained
-from stored import arguments, before, show
+from stored import arguments, earlier_runs, show
 
-Found = dict[str, Any]
+Measurement = dict[str, Any]
 
 METHODS = {
     "fedavg": ("FedAvg with SimCLR", ""),
@@ -62,33 +62,33 @@ LOCAL = {  # how clients of the rounding part train
 SHOWN = ["row", "seeds", "kNN", "kNN, difference", "linear", "linear, difference", "MB up"]
 
 
-def measure(method: str, arm: str, seed: int, workers: int | None) -> Found:
-    """One run and what it came to."""
+def measure(method: str, arm: str, seed: int, workers: int | None) -> Measurement:
+    """Figures of one run."""
     changes = [*METHODS[method][1].split(), *ARMS[arm], f"seed={seed}", "evaluate.every=30"]
     changes += [] if workers is None else [f"engine.workers={workers}"]
     with tempfile.TemporaryDirectory() as folder:
-        found = run(Recipe.of("digits", *changes), out=Path(folder) / "run")
+        result = run(Recipe.of("digits", *changes), out=Path(folder) / "run")
         text = (Path(folder) / "run" / "ledger.jsonl").read_text(encoding="utf-8")
     lines = [line for line in map(json.loads, text.splitlines()) if line["step"] == "train"]
     return {
         "label": f"{method}/{arm}",
         "seed": seed,
-        "knn": 100 * found.figures["knn"],
-        "linear": 100 * found.figures["linear"],
-        "knn_untrained": 100 * found.untrained["knn"],
-        "linear_untrained": 100 * found.untrained["linear"],
-        "rank": found.figures["health"]["effective_rank"],
+        "knn": 100 * result.figures["knn"],
+        "linear": 100 * result.figures["linear"],
+        "knn_untrained": 100 * result.untrained["knn"],
+        "linear_untrained": 100 * result.untrained["linear"],
+        "rank": result.figures["health"]["effective_rank"],
         "up": sum(sum(line["up"].values()) for line in lines) / len(lines),
         "down": sum(sum(line["down"].values()) for line in lines) / len(lines),
     }
 
 
-CHANGES: dict[int, list[dict[str, Tensor]]] = {}  # by round: what every client changed
+CHANGES: dict[int, list[dict[str, Tensor]]] = {}  # by round: the changes of every client
 
 
 @dataclass(frozen=True)
 class Watched(FedAvg):
-    """FedAvg that writes down what clients change."""
+    """FedAvg that records how clients change the model."""
 
     @exchange(down={"model": weights()}, up=TRAINED)
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
@@ -109,7 +109,7 @@ def rounded(value: Tensor, rows: bool, rng: torch.Generator | None) -> tuple[Ten
     return (whole * step).view_as(value), flat.numel() + 4 * len(flat)
 
 
-def rounding(number: int) -> Found:
+def rounding(number: int) -> Measurement:
     """Errors of four ways to round the changes of round 5, over all clients."""
     CHANGES.clear()
     label = list(LOCAL)[number]
@@ -121,9 +121,9 @@ def rounding(number: int) -> Found:
         rng = torch.Generator().manual_seed(0) if chance else None
         errors, size = [], 0
         for change in changes:
-            made = {key: rounded(value, rows, rng) for key, value in change.items()}
-            errors.append({key: made[key][0] - value for key, value in change.items()})
-            size = sum(bytes for _, bytes in made.values())
+            rounded_change = {key: rounded(value, rows, rng) for key, value in change.items()}
+            errors.append({key: rounded_change[key][0] - value for key, value in change.items()})
+            size = sum(bytes for _, bytes in rounded_change.values())
         ways.append(
             {
                 "local steps": label,
@@ -138,7 +138,7 @@ def rounding(number: int) -> Found:
 
 
 def norm(some: Sequence[dict[str, Tensor]]) -> float:
-    """Euclid's norm of all numbers together."""
+    """The Euclidean norm of all numbers together."""
     return math.sqrt(sum(float(v.double().square().sum()) for one in some for v in one.values()))
 
 
@@ -147,7 +147,7 @@ def total(some: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
     return [{key: torch.stack([one[key] for one in some]).sum(0) for key in some[0]}]
 
 
-def arms(runs: Sequence[Found], method: str) -> str:
+def arms(runs: Sequence[Measurement], method: str) -> str:
     """The table of a method: means over seeds, and differences to weights as they are."""
     by = {arm: [one for one in runs if one["label"] == f"{method}/{arm}"] for arm in ARMS}
     if not by[BASE]:
@@ -160,7 +160,7 @@ def arms(runs: Sequence[Found], method: str) -> str:
     return f"\n## {METHODS[method][0]}\n\n{markdown(rows, [*SHOWN, 'MB down'], digits=2)}"
 
 
-def page(runs: Sequence[Found]) -> str:
+def page(runs: Sequence[Measurement]) -> str:
     """The stored result."""
     seeds = sorted({one["seed"] for one in runs if one["label"] != "rounding"})
     text = ABOUT.format(seeds=" ".join(map(str, seeds)))
@@ -209,19 +209,19 @@ def main() -> None:
     parts = ["arms", "rounding"]
     parser.add_argument("--part", nargs="+", choices=parts, default=parts)
     parser.add_argument("--method", nargs="+", choices=METHODS, default=list(METHODS))
-    asked = parser.parse_args()
-    runs: list[Found] = before(asked)
-    held = {(one["label"], one["seed"]) for one in runs}
-    todo = [(seed, f"{m}/{arm}") for seed in asked.seeds for m in asked.method for arm in ARMS]
-    todo = todo if "arms" in asked.part else []
-    todo += [(number, "rounding") for number in range(len(LOCAL)) if "rounding" in asked.part]
+    options = parser.parse_args()
+    runs: list[Measurement] = earlier_runs(options)
+    measured = {(one["label"], one["seed"]) for one in runs}
+    todo = [(seed, f"{m}/{arm}") for seed in options.seeds for m in options.method for arm in ARMS]
+    todo = todo if "arms" in options.part else []
+    todo += [(number, "rounding") for number in range(len(LOCAL)) if "rounding" in options.part]
     for seed, label in todo:
-        if (label, seed) in held:
+        if (label, seed) in measured:
             continue
         method, _, arm = label.partition("/")
-        runs.append(measure(method, arm, seed, asked.workers) if arm else rounding(seed))
+        runs.append(measure(method, arm, seed, options.workers) if arm else rounding(seed))
         print(json.dumps(runs[-1]), flush=True)
-    show(asked, page, runs)
+    show(options, page, runs)
 
 
 if __name__ == "__main__":

@@ -33,9 +33,9 @@ from harmonium.privacy.mechanisms import Noise
 from harmonium.report.tables import estimate, markdown
 from harmonium.runs.start import changed_recipe
 from harmonium.studies.tuning.study import spearman, tune
-from stored import arguments, before, show
+from stored import arguments, earlier_runs, show
 
-Found = dict[str, Any]
+Measurement = dict[str, Any]
 
 COMMON = (
     "data=cifar10 data.limit=5000 data.validation=0.4 data.size=16 split=dirichlet "
@@ -51,19 +51,19 @@ KEPT = 0.5  # what the command does unless told otherwise
 CHECKS = (3, 6)
 
 
-def study(method: str, seed: int, folder: Path, workers: int | None) -> list[Found]:
-    """Every setting of a method's grid, with its score and kNN at every look."""
+def study(method: str, seed: int, folder: Path, workers: int | None) -> list[Measurement]:
+    """Every setting of a method's grid, with its score and kNN at every evaluation."""
     words = [*COMMON.split(), f"seed={seed}", *GRIDS[method]]
     words += [] if workers is None else [f"engine.workers={workers}"]
-    found = tune(method, *words, keep_all=True, out=folder / f"{method}-{seed}")
+    result = tune(method, *words, keep_all=True, out=folder / f"{method}-{seed}")
     lines = []
-    for row in found.rows:
+    for row in result.rows:
         label = " ".join(f"{key}={value}" for key, value in row["setting"].items())
-        looks = _looks(found.folder, label)
+        looks = _evaluations(result.folder, label)
         kept = {key: row[key] for key in ("score", "align", "unif", "knn", "state")}
         lines.append(
             {"method": method, "seed": seed, "setting": label, **kept, "looks": looks}
-            | {"warned": bool(row["warnings"]), "centred": centred(_place(found.folder, label))}
+            | {"warned": bool(row["warnings"]), "centred": centred(_place(result.folder, label))}
         )
     return lines
 
@@ -96,19 +96,19 @@ def _place(folder: Path, label: str) -> Path:
     return path
 
 
-def _looks(folder: Path, label: str) -> list[list[float | None]]:
-    """Round, score and kNN of every look of one setting's run."""
+def _evaluations(folder: Path, label: str) -> list[list[float | None]]:
+    """Round, score and kNN of every evaluation of one setting's run."""
     looks = []
     for line in (_place(folder, label) / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        told = row.get("reported", {})
-        if "align" in told:
-            score = told["align"] + 0.2 * told["unif"]
+        reported = row.get("reported", {})
+        if "align" in reported:
+            score = reported["align"] + 0.2 * reported["unif"]
             looks.append([row["round"], score, row.get("knn")])
     return looks
 
 
-def groups(runs: Sequence[Found]) -> Iterator[tuple[str, int, list[Found]]]:
+def groups(runs: Sequence[Measurement]) -> Iterator[tuple[str, int, list[Measurement]]]:
     """The settings of every study."""
     order = {name: place for place, name in enumerate(GRIDS)}
     keyed = sorted(runs, key=lambda one: (order[one["method"]], one["seed"]))
@@ -116,14 +116,14 @@ def groups(runs: Sequence[Found]) -> Iterator[tuple[str, int, list[Found]]]:
         yield method, seed, [one for one in some if one["state"] == "complete"]
 
 
-def pairs(some: Sequence[Found]) -> list[tuple[float, float]]:
+def pairs(some: Sequence[Measurement]) -> list[tuple[float, float]]:
     """Score and kNN of settings that have both."""
     both = [(one["score"], one["knn"]) for one in some]
     return [pair for pair in both if None not in pair]
 
 
-def ranking(runs: Sequence[Found]) -> list[Found]:
-    """One line a study: correlations, and what choosing by score gives away."""
+def ranking(runs: Sequence[Measurement]) -> list[Measurement]:
+    """A row for each study: correlations, and the accuracy lost by choosing by score."""
     rows = []
     for method, seed, some in groups(runs):
         well = [one for one in some if not one["warned"]]
@@ -153,8 +153,8 @@ def ranking(runs: Sequence[Found]) -> list[Found]:
     return rows
 
 
-def _survivors(some: Sequence[Found]) -> list[Found]:
-    """The settings that successive halving would have played to their end, warned ones left out."""
+def _survivors(some: Sequence[Measurement]) -> list[Measurement]:
+    """The settings that successive halving would have completed, without those with a warning."""
     alive = list(some)
     for check in CHECKS:
         scores = [next(s for r, s, _ in one["looks"] if r == check) for one in alive]
@@ -164,13 +164,13 @@ def _survivors(some: Sequence[Found]) -> list[Found]:
     return [one for one in alive if not one["warned"]] or alive
 
 
-def settings(runs: Sequence[Found], method: str) -> list[Found]:
-    """One line a setting: means over seeds, by kNN."""
+def settings(runs: Sequence[Measurement], method: str) -> list[Measurement]:
+    """A row for each setting: means over seeds, by kNN."""
     of = [one for one in runs if one["method"] == method and one["state"] == "complete"]
     rows = []
     for label in dict.fromkeys(one["setting"] for one in of):
         its = [one for one in of if one["setting"] == label]
-        row: Found = {"setting": label, "seeds": len(its)}
+        row: Measurement = {"setting": label, "seeds": len(its)}
         for key in ("align", "unif", "score", "centred"):
             row[TITLES.get(key, key)] = estimate([one[key] for one in its])
         row["kNN, %"] = estimate([100 * one["knn"] for one in its])
@@ -196,7 +196,7 @@ round.
 """
 
 
-def page(runs: Sequence[Found]) -> str:
+def page(runs: Sequence[Measurement]) -> str:
     """The stored result."""
     methods = list(dict.fromkeys(method for method, _, _ in groups(runs)))
     commands = []
@@ -256,17 +256,17 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--method", nargs="+", choices=list(GRIDS), default=list(GRIDS)[:2])
     parser.add_argument("--studies", type=Path)
-    given = parser.parse_args()
-    runs: list[Found] = before(given)
+    options = parser.parse_args()
+    runs: list[Measurement] = earlier_runs(options)
     known = {(one["method"], one["seed"]) for one in runs}
     with tempfile.TemporaryDirectory() as scratch:
-        for method, seed in itertools.product(given.method, given.seeds):
+        for method, seed in itertools.product(options.method, options.seeds):
             if (method, seed) not in known:
-                new = study(method, seed, given.studies or Path(scratch), given.workers)
+                new = study(method, seed, options.studies or Path(scratch), options.workers)
                 runs += new
-                for one in new if given.json else ():
+                for one in new if options.json else ():
                     print(json.dumps(one), flush=True)
-    show(given, page, runs)
+    show(options, page, runs)
 
 
 if __name__ == "__main__":

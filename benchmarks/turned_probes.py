@@ -54,11 +54,11 @@ def probes(arm: str, seed: int) -> dict[str, float]:
     def probe(learn: Images, ask: Images) -> float:
         return 100 * linear_probe(*seen(learn), *chosen, *seen(ask)).accuracy
 
-    held = with_split_angles(data, split).train
+    rotated = with_split_angles(data, split).train
     return {
-        "held, asked upright": probe(held, upright),
+        "held, asked upright": probe(rotated, upright),
         "upright, asked upright": probe(data.train, upright),
-        "held, asked as held": probe(held, spun),
+        "held, asked as held": probe(rotated, spun),
     }
 
 

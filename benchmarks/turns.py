@@ -45,7 +45,7 @@ FORMS = [(head, turns) for head in ("encoder", "projector") for turns in ("all",
 
 
 def measure(recipe: Recipe) -> list[dict[str, Any]]:
-    """The encoder as first drawn and after a run."""
+    """Figures of the encoder at initialisation and after a run."""
     dataset = recipe.data.load()
     method = recipe.build_method(dataset)
     first = method.blueprint.copy_from().eval()["encoder"]
@@ -53,7 +53,7 @@ def measure(recipe: Recipe) -> list[dict[str, Any]]:
         run(recipe, out=Path(folder) / "run")
         trained = load_encoder(Path(folder) / "run")
 
-    def look(encoder: nn.Module, prepare: Any) -> dict[str, Any]:
+    def evaluate(encoder: nn.Module, prepare: Any) -> dict[str, Any]:
         bank, asked = dataset.train, dataset.validation
 
         def features(turn: int) -> Tensor:
@@ -79,7 +79,7 @@ def measure(recipe: Recipe) -> list[dict[str, Any]]:
             "kNN without": knn(everything - turns.T @ turns),
         }
 
-    return [look(first, method.views.plain), look(trained, lambda pixels: pixels)]
+    return [evaluate(first, method.views.plain), evaluate(trained, lambda pixels: pixels)]
 
 
 def main() -> None:
@@ -87,20 +87,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", nargs="+", type=int, default=[100, 101])
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
-    found: dict[str, list[dict[str, Any]]] = {}
+    options = parser.parse_args()
+    by_form: dict[str, list[dict[str, Any]]] = {}
     for head, turns in FORMS:
-        for seed in asked.seeds:
+        for seed in options.seeds:
             chosen = [f"objective.head={head}", f"objective.turns={turns}", f"seed={seed}"]
             before, after = measure(Recipe.of("fedavg", *SETTINGS, *chosen))
             if (head, turns) == FORMS[0]:
-                found.setdefault("untrained", []).append(before)
-            found.setdefault(f"head on the {head}, turns: {turns}", []).append(after)
+                by_form.setdefault("untrained", []).append(before)
+            by_form.setdefault(f"head on the {head}, turns: {turns}", []).append(after)
     rows = [
         {"encoder": name, **{key: sum(one[key] for one in its) / len(its) for key in its[0]}}
-        for name, its in found.items()
+        for name, its in by_form.items()
     ]
-    print(json.dumps(rows) if asked.json else markdown(rows))
+    print(json.dumps(rows) if options.json else markdown(rows))
 
 
 if __name__ == "__main__":

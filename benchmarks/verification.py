@@ -27,7 +27,7 @@ from scipy.stats import ttest_rel
 from harmonium.recipe.schema import Recipe
 from harmonium.report.tables import estimate, markdown
 from harmonium.runs.start import run
-from stored import arguments, before, show
+from stored import arguments, earlier_runs, show
 
 Run = dict[str, Any]
 Cell = tuple[str, str, str, str]  # part, data, split, arm
@@ -174,7 +174,7 @@ def words(cell: Cell, seed: int) -> list[str]:
 
 
 def own(part: str, data: str) -> list[str]:
-    """What a data set has to itself in one part."""
+    """The settings of a data set in one part."""
     if part not in ROUNDS:
         return LONGER[data].split()
     labels = ["split.labels=0.1"] if part == "semi" else []
@@ -182,7 +182,7 @@ def own(part: str, data: str) -> list[str]:
 
 
 def cells(parts: Sequence[str], data: Sequence[str], only: Sequence[str]) -> Iterator[Cell]:
-    """What there is to run."""
+    """The cells to run."""
     for part in parts:
         for name, split in PLACES[part]:
             if name in data:
@@ -190,14 +190,14 @@ def cells(parts: Sequence[str], data: Sequence[str], only: Sequence[str]) -> Ite
 
 
 def measure(cell: Cell, seed: int) -> Run:
-    """One run and what it came to."""
+    """Figures of one run."""
     with tempfile.TemporaryDirectory() as folder:
         recipe = Recipe.of("fedavg", *words(cell, seed))
-        found = run(recipe, "engine.workers=0", out=Path(folder) / "run")
-    measured = [row["bounds"] for row in found.rounds if row.get("bounds")]
-    health = found.figures["health"]
-    figures = {name: 100 * found.figures[name] for name in FIGURES[cell[0]]}
-    start = {f"{name}_untrained": 100 * found.untrained[name] for name in FIGURES[cell[0]]}
+        result = run(recipe, "engine.workers=0", out=Path(folder) / "run")
+    measured = [row["bounds"] for row in result.rounds if row.get("bounds")]
+    health = result.figures["health"]
+    figures = {name: 100 * result.figures[name] for name in FIGURES[cell[0]]}
+    start = {f"{name}_untrained": 100 * result.untrained[name] for name in FIGURES[cell[0]]}
     return {
         **dict(zip(("part", "data", "split", "arm"), cell, strict=True)),
         "seed": seed,
@@ -210,7 +210,7 @@ def measure(cell: Cell, seed: int) -> Run:
 
 
 def paired(runs: Sequence[Run], others: Sequence[Run], figure: str) -> tuple[list[float], float]:
-    """Differences, seed by seed, of runs from others, and the p of a paired t (two-sided)."""
+    """Differences to other runs by seed, and the p value of a two-sided paired t test."""
     before = {one["seed"]: one[figure] for one in others}
     both = [(one[figure], before[one["seed"]]) for one in runs if one["seed"] in before]
     gaps = [a - b for a, b in both]
@@ -223,12 +223,12 @@ def grouped(runs: Sequence[Run]) -> dict[Cell, list[Run]]:
     order = list(
         cells(list(ARMS), [*SETS, "cifar10"], [arm for arms in ARMS.values() for arm in arms])
     )
-    found: dict[Cell, list[Run]] = {}
+    groups: dict[Cell, list[Run]] = {}
     for cell in order:
         its = [one for one in runs if (one["part"], one["data"], one["split"], one["arm"]) == cell]
         if its:
-            found[cell] = sorted(its, key=lambda one: int(one["seed"]))
-    return found
+            groups[cell] = sorted(its, key=lambda one: int(one["seed"]))
+    return groups
 
 
 def rows(by_cell: dict[Cell, list[Run]], part: str) -> Iterator[dict[str, Any]]:
@@ -292,13 +292,13 @@ def page(runs: Sequence[Run]) -> str:
 
 def unlike(by_cell: dict[Cell, list[Run]], part: str) -> list[str]:
     """A line for each main figure whose mean difference has the wrong sign."""
-    found = []
+    lines = []
     for row in rows(by_cell, part):
         mean, wanted = row["difference"][0], row["split"] != "rotation shift"
         if row["figure"] == FIGURES[part][0] and (mean > 0) != wanted:
             where = f"{row['data']}, {row['split']}, {row['arm']}"
-            found.append(f"Not as expected: {where}: {row['figure']} differs by {mean:+.1f}.")
-    return found
+            lines.append(f"Not as expected: {where}: {row['figure']} differs by {mean:+.1f}.")
+    return lines
 
 
 def main() -> None:
@@ -309,17 +309,19 @@ def main() -> None:
     known = [*SETS, "cifar10"]
     parser.add_argument("--data", nargs="+", choices=known, default=known)
     parser.add_argument("--only", nargs="+", choices=every, default=every)
-    asked = parser.parse_args()
-    runs: list[Run] = before(asked)
-    held = {(one["part"], one["data"], one["split"], one["arm"], one["seed"]) for one in runs}
-    for seed, cell in itertools.product(asked.seeds, cells(asked.part, asked.data, asked.only)):
-        if (*cell, seed) in held:
+    options = parser.parse_args()
+    runs: list[Run] = earlier_runs(options)
+    measured = {(one["part"], one["data"], one["split"], one["arm"], one["seed"]) for one in runs}
+    for seed, cell in itertools.product(
+        options.seeds, cells(options.part, options.data, options.only)
+    ):
+        if (*cell, seed) in measured:
             continue
         runs.append(one := measure(cell, seed))
         figures = ", ".join(f"{name} {one[name]:.1f}" for name in FIGURES[cell[0]])
         line = f"{', '.join(cell)}, seed {seed}: {figures}"
-        print(json.dumps(one) if asked.json else line, flush=True)
-    show(asked, page, runs)
+        print(json.dumps(one) if options.json else line, flush=True)
+    show(options, page, runs)
     by_cell = grouped(runs)
     if wrong := [line for part in ARMS for line in unlike(by_cell, part)]:
         raise SystemExit("\n".join(wrong))

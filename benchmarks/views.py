@@ -83,14 +83,14 @@ def pillow_view(image: Image.Image, rng: random.Random, blur: float) -> Image.Im
 
 def pillow_views(arrays: np.ndarray, rng: random.Random, blur: float) -> torch.Tensor:
     """A batch of views; bytes become floats once for the whole batch."""
-    made = np.empty_like(arrays)
+    views = np.empty_like(arrays)
     for index, array in enumerate(arrays):
-        made[index] = np.asarray(pillow_view(Image.fromarray(array), rng, blur))
-    return torch.from_numpy(made).float().div_(255).sub_(0.5).div_(0.5).permute(0, 3, 1, 2)
+        views[index] = np.asarray(pillow_view(Image.fromarray(array), rng, blur))
+    return torch.from_numpy(views).float().div_(255).sub_(0.5).div_(0.5).permute(0, 3, 1, 2)
 
 
 def smooth_images(count: int) -> torch.Tensor:
-    """Smooth coloured images; pure noise would flatter nobody but look like nothing."""
+    """Smooth coloured images, which are closer to photographs than pure noise."""
     rng = torch.Generator().manual_seed(0)
     coarse = torch.rand(count, 3, 5, 5, generator=rng)
     smooth = torch.nn.functional.interpolate(coarse, (SIDE, SIDE), mode="bilinear")

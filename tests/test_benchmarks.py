@@ -9,10 +9,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from stored import arguments, before, show
+from stored import arguments, earlier_runs, show
 
 
-def test_runs_of_before_are_read_and_the_page_is_made_where_it_is_wanted(
+def test_earlier_runs_are_read_and_the_page_is_made_where_it_is_wanted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
@@ -23,7 +23,7 @@ def test_runs_of_before_are_read_and_the_page_is_made_where_it_is_wanted(
     assert parser.description == "What it is."
     asked = parser.parse_args(["--runs", *map(str, files), "--seeds"])
     assert asked.seeds == [] and not hasattr(asked, "workers")
-    assert [one["seed"] for one in before(asked)] == [0, 1, 2, 3]
+    assert [one["seed"] for one in earlier_runs(asked)] == [0, 1, 2, 3]
     assert arguments(None, [7]).parse_args([]).seeds == [7]
 
     made: list[int] = []
