@@ -94,6 +94,9 @@ def page(found: dict[str, dict[Setting, list[float | None]]], rounds: int) -> st
             "",
             *chosen,
             "",
+            "The claim that the demonstration shows is tested with other seeds in a study: "
+            "[user verification under label skew](studies/verification-label-skew.md).",
+            "",
         ]
     )
 

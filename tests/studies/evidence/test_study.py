@@ -95,6 +95,17 @@ def test_slips_are_refused_before_anything_runs(
     assert "\n" not in str(done.exception) and not (tmp_path / "out").exists()
 
 
+def test_arms_with_one_recipe_may_differ_in_how_they_are_measured(tmp_path: Path) -> None:
+    text = SMALL.replace("fedprox method.mu=0.1", "fedavg")
+    with pytest.raises(ConfigError, match="FedAvg and FedProx"):
+        read_study(written(tmp_path / "same.yaml", text))
+    differ = 'measures: {"*": personal, FedProx: personal personal.adapter=mlp}\n'
+    assert read_study(written(tmp_path / "measured.yaml", differ + text)).rows[:2] == (
+        "FedAvg",
+        "FedProx",
+    )
+
+
 def test_without_headroom_nothing_is_tuned_or_decided(tmp_path: Path, undrawn: None) -> None:
     found = study(written(tmp_path / "s.yaml"), out=tmp_path / "out")
     assert not found.has_headroom("") and found.verdict == "not decidable here"

@@ -261,11 +261,11 @@ def _check_parts(study: StudyFile) -> None:
             raise ConfigError(f"study {study.name}: published names no row of a table: {row}")
     seed = next(iter(study.seeds.values()))[0]
     for condition in study.conditions:
-        digests: dict[str, str] = {}
+        known: dict[tuple[str, tuple[str, ...]], str] = {}  # by recipe and measures
         for row in study.rows:
             for setting in study.settings:
                 recipe = study.recipe(condition, row, setting, seed)
-            other = digests.setdefault(recipe.digest, row)
+            other = known.setdefault((recipe.digest, study.measures.get(row, ())), row)
             if other != row:
                 raise ConfigError(f"study {study.name}: {other} and {row} are the same recipe")
 
