@@ -249,7 +249,7 @@ def _check_sent_is_declared(plain: Trial) -> None:
 
 
 def _check_same_seed_same_bits(plain: Trial) -> None:
-    """A run with shuffled answers that ends alike has shown this too; only one that differs asks."""
+    """A run with shuffled answers has shown this, too, if it ended alike."""
     _need(
         plain.shuffled.digest == plain.digest or plain.again().digest == plain.digest,
         "two runs of one seed differ: draw every random number from client.rng or torch's "
