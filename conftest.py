@@ -21,10 +21,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # also in processes that tests st
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 MEMORY = Path("/dev/shm")  # tests write tens of thousands of small files; there is no disk in it
-if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK):
-    if shutil.disk_usage(MEMORY).free > 4 << 30:
-        os.environ["TMPDIR"] = str(MEMORY)
-        tempfile.tempdir = None
+SPACE = shutil.disk_usage(MEMORY).free if os.access(MEMORY, os.W_OK) else 0
+if "TMPDIR" not in os.environ and SPACE > 4 << 30:
+    os.environ["TMPDIR"] = str(MEMORY)
+    tempfile.tempdir = None
 
 
 def pytest_collection_finish() -> None:
