@@ -2,8 +2,10 @@
 
 import gc
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # also in processes that tests st
 # Compiled files stay: else every process, and there are many, would compile the package anew.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+MEMORY = Path("/dev/shm")  # tests write tens of thousands of small files; there is no disk in it
+SPACE = shutil.disk_usage(MEMORY).free if os.access(MEMORY, os.W_OK) else 0
+if "TMPDIR" not in os.environ and SPACE > 4 << 30:
+    os.environ["TMPDIR"] = str(MEMORY)
+    tempfile.tempdir = None
 
 
 def pytest_collection_finish() -> None:
@@ -57,8 +64,11 @@ def soon() -> float:
 
 @pytest.fixture(autouse=True)
 def _drawn_alike() -> None:
-    """A test draws the same numbers alone and after any other."""
-    torch.manual_seed(0)
+    """A test draws the same numbers alone and after any other.
+
+    `torch.manual_seed` would also keep a formatted stack for each kind of device, for good.
+    """
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture
@@ -86,9 +96,21 @@ def unprobed() -> Iterator[None]:
 @pytest.fixture
 def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plots are made but not rendered, which takes most of their time: their files hold nothing."""
+    _render_nothing(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def all_unrendered() -> Iterator[None]:
+    """The same for a whole module, and for what its tests share."""
+    with pytest.MonkeyPatch.context() as patch:
+        _render_nothing(patch)
+        yield
+
+
+def _render_nothing(patch: pytest.MonkeyPatch) -> None:
     from matplotlib.figure import Figure
 
-    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **_: file.write(b"unrendered"))
+    patch.setattr(Figure, "savefig", lambda figure, file, **_: file.write(b"unrendered"))
 
 
 @pytest.fixture(autouse=True)

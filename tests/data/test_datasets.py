@@ -13,6 +13,7 @@ from harmonium.core.errors import ConfigError, DataError, StoreError
 from harmonium.data import cache as store
 from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.images import Images
+from harmonium.data.sets import digits
 from harmonium.data.sets.digits import Digits
 from harmonium.data.sets.npz import Npz
 
@@ -185,6 +186,21 @@ def test_digits():
     pixels = np.concatenate([part.pixels for part in (data.train, data.validation, data.test)])
     assert len(np.unique(pixels)) == 17 and pixels.max() == 255
     assert isinstance(data.train._store, np.memmap) and not data.train._store.flags.writeable
+
+
+def test_digits_are_those_of_scikit_learn_wherever_it_keeps_them(monkeypatch):
+    from sklearn.datasets import load_digits
+
+    wanted = load_digits()
+    for found in (digits.find_spec, lambda name: None):  # its file, and its own function
+        monkeypatch.setattr(digits, "find_spec", found)
+        levels, labels = digits._included()
+        np.testing.assert_array_equal(levels, wanted.images)
+        np.testing.assert_array_equal(labels, wanted.target)
+    code = "import sys; from harmonium.data.sets.digits import Digits; Digits().load()"
+    code += "; print('sklearn' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert told.stdout == "False\n", told.stderr
 
 
 def test_importing_data_is_light():

@@ -375,9 +375,10 @@ class Method:
     @final
     def recalibrates(self) -> bool:
         """Whether BatchNorm's statistics are measured anew before an encoder is evaluated."""
+        if self.batch_norm != "recalibrate":
+            return False
         sent = self.blueprint.rules["encoder"] == "mean"
-        known = bool(self.blueprint.statistics("encoder"))
-        return self.batch_norm == "recalibrate" and sent and known
+        return sent and bool(self.blueprint.statistics("encoder"))
 
     @property
     @final
@@ -535,6 +536,11 @@ class Method:
     @final
     def exchanges(self) -> dict[str, Exchange]:
         """The exchanges that the settings use, by name; those that measure come last."""
+        return dict(self._exchanges)
+
+    @cached_property
+    def _exchanges(self) -> dict[str, Exchange]:
+        """Made once: settings never change, and every reply of a run is looked up here."""
         declared = {one.name: one for one in declarations(type(self))}
         order = [name for name in declared if name not in MEASUREMENTS]
         used = [declared[name] for name in (*order, *MEASUREMENTS) if declared[name].applies(self)]

@@ -16,6 +16,7 @@ import copy
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -158,7 +159,7 @@ class Parts(nn.ModuleDict):
         for key, tensor in self.state_dict().items():
             yield key, self.rule_of(key), tensor
 
-    @property
+    @cached_property
     def stays(self) -> bool:
         """Whether anything of this model is kept at the client."""
         return "local" in {rule for _, rule, _ in self.tensors()}
@@ -225,6 +226,7 @@ class Parts(nn.ModuleDict):
 
 
 Module = TypeVar("Module", bound=nn.Module)
+_AS_IS = frozenset((bool, int, float, str, type(None)))
 
 
 def _duplicate(module: Module, values: Mapping[int, Tensor], copies: dict[int, Any]) -> Module:
@@ -237,19 +239,24 @@ def _duplicate(module: Module, values: Mapping[int, Tensor], copies: dict[int, A
     if id(module) in copies:
         return typing.cast(Module, copies[id(module)])
     fresh = copies[id(module)] = object.__new__(type(module))
+    made = vars(fresh)
     for name, value in vars(module).items():
-        if name == "_modules":
-            value = {
+        kind = type(value)
+        if kind in _AS_IS:
+            made[name] = value
+        elif name == "_modules":
+            made[name] = {
                 key: None if child is None else _duplicate(child, values, copies)
                 for key, child in value.items()
             }
         elif name in ("_parameters", "_buffers"):
-            value = {key: _copy_tensor(tensor, values, copies) for key, tensor in value.items()}
-        elif isinstance(value, dict | set) and not value:
-            value = type(value)()
-        elif not isinstance(value, bool | int | float | str | None):
-            value = copy.deepcopy(value, copies)
-        vars(fresh)[name] = value
+            made[name] = {
+                key: _copy_tensor(tensor, values, copies) for key, tensor in value.items()
+            }
+        elif not value and isinstance(value, (dict, set)):
+            made[name] = kind()
+        else:
+            made[name] = copy.deepcopy(value, copies)
     return fresh
 
 

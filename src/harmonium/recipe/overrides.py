@@ -11,7 +11,9 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -109,11 +111,17 @@ def _read(word: str | Change) -> list[Change]:
             "init= names no weights: write init=FILE, a run's folder or module:function, or "
             "init=none for a random initialisation"
         )
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        value = text
+    value = deepcopy(_parsed(text))
     return _flat(tuple(key.split(".")), text if isinstance(value, bytes) else value, word=True)
+
+
+@lru_cache(maxsize=4096)  # recipes of tables share most of their words
+def _parsed(text: str) -> Any:
+    """The value in YAML, or the text where it is none; a copy of it may be changed."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
 
 
 def _keywords(settings: Mapping[str, Any]) -> list[Change]:

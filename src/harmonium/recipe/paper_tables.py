@@ -71,11 +71,10 @@ def _figure(figures: Any, number: int, setting: str) -> Any:
     return listed.get(number, listed.get(setting))
 
 
-def layers(name: str, table: str, source: Mapping[str, Any]) -> list[list[str]]:
+def layers(name: str, table: str, by_name: Mapping[str, TableRecipe]) -> list[list[str]]:
     """The words behind a name such as `fsimclr/c10-label@cpu`; without a row it is the first."""
     asked, _, size = name.partition("@")
-    asked += f"/{next(iter(source['rows']))}" if asked.count("/") == 1 else ""
-    by_name = {entry.name: entry for entry in entries(table, source)}
+    asked += f"/{next(iter(by_name)).rpartition('/')[2]}" if asked.count("/") == 1 else ""
     if asked not in by_name or size not in ("", SMALL):
         sized = [f"{one}@{SMALL}" for one in by_name] if size == SMALL else by_name
         near = f"the only size by name is @{SMALL}"

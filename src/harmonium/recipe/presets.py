@@ -62,7 +62,7 @@ def load_tree(name: str) -> dict[str, Any]:
         from harmonium.recipe.overrides import apply_changes  # pydantic comes with it
 
         tree: dict[str, Any] = {}
-        for words in paper_tables.layers(name, table, _source(tables()[table])):
+        for words in paper_tables.layers(name, table, _rows(table)):
             tree = apply_changes(tree, words)
         return tree
     if (path / "recipe.yaml").is_file():
@@ -107,7 +107,7 @@ def table(name: str) -> list[paper_tables.TableRecipe]:
     """The recipes of a paper's tables."""
     if name not in tables():
         raise ConfigError(f"there are no tables called '{name}': {suggest(name, tables())}")
-    return list(paper_tables.entries(name, _source(tables()[name])))
+    return list(_rows(name).values())
 
 
 def entry(name: str) -> paper_tables.TableRecipe | None:
@@ -128,8 +128,11 @@ def row_note(name: str) -> str:
 
 
 @cache
-def _source(file: Any) -> dict[str, Any]:
-    return read_yaml(file.read_text(encoding="utf-8"), file.name)
+def _rows(name: str) -> Mapping[str, paper_tables.TableRecipe]:
+    """The recipes of a paper's tables by name, in order."""
+    file = tables()[name]
+    source = read_yaml(file.read_text(encoding="utf-8"), file.name)
+    return {one.name: one for one in paper_tables.entries(name, source)}
 
 
 def about(file: Any) -> tuple[str, str]:

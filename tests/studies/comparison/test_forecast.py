@@ -12,6 +12,8 @@ from harmonium.studies.comparison.cells import plan
 from harmonium.studies.comparison.forecast import forecast, forecast_sweep
 from harmonium.studies.comparison.study import cell
 
+pytestmark = pytest.mark.usefixtures("all_unrendered")
+
 WORDS = ("fedavg", "fedprox", "data=shapes", "rounds=4", "compare.references=none", "seeds=2")
 
 

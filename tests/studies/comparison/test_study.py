@@ -27,7 +27,9 @@ BELOW = ["commonest class", "untrained", "raw pixels", "whitened pixels"]
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory, unprobed: None) -> Path:
+def compared(
+    tmp_path_factory: pytest.TempPathFactory, unprobed: None, all_unrendered: None
+) -> Path:
     folder = tmp_path_factory.mktemp("compared") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HARMONIUM_HOME", str(folder.parent / "home"))
@@ -40,7 +42,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory, unprobed: None) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def home(compared: Path, unrendered: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def home(compared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HARMONIUM_HOME", str(compared.parent / "home"))
 
 

@@ -15,6 +15,8 @@ from harmonium.studies.evidence.published import evidence_page, publish
 from harmonium.studies.evidence.study import study
 from harmonium.studies.evidence.study_file import read_study
 
+pytestmark = pytest.mark.usefixtures("all_unrendered")
+
 SMALL = """\
 # Do labels help?
 # Nobody, 2026

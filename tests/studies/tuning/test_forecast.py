@@ -13,6 +13,8 @@ from harmonium.studies.tuning import forecast
 from harmonium.studies.tuning.forecast import forecast_study
 from harmonium.studies.tuning.study import tune
 
+pytestmark = pytest.mark.usefixtures("all_unrendered")
+
 SMALL = ["data=shapes", "data.count=40", "data.test_count=4", "data.size=10", "clients=2"]
 SMALL += ["encoder.width=4", "local.batch=8", "local.epochs=1", "engine.workers=0"]
 GRID = [*SMALL, "rounds=4", "evaluate.every=1", "grid.local.lr=0.1,0.01,-1"]
