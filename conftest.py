@@ -2,10 +2,8 @@
 
 import gc
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,11 +18,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # also in processes that tests st
 # Compiled files stay: else every process, and there are many, would compile the package anew.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-MEMORY = Path("/dev/shm")  # tests write tens of thousands of small files; there is no disk in it
-SPACE = shutil.disk_usage(MEMORY).free if os.access(MEMORY, os.W_OK) else 0
-if "TMPDIR" not in os.environ and SPACE > 4 << 30:
-    os.environ["TMPDIR"] = str(MEMORY)
-    tempfile.tempdir = None
 
 
 def pytest_collection_finish() -> None:
