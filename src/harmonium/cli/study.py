@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harmonium.cli.compare import DryRun
-from harmonium.cli.terminal import Json, Out, err, say, say_plots, say_prose, show_table
+from harmonium.cli.terminal import Json, err, say, say_plots, say_prose, show_table
 from harmonium.core.errors import HarmoniumError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 def study(
     what: Annotated[str | None, typer.Argument(metavar="[STUDY_OR_FILE]")] = None,
-    folder: Out = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="The study's folder.")] = None,
     jobs: Annotated[
         int, typer.Option("--jobs", help="Runs at once, each in a process of its own.")
     ] = 1,
@@ -58,8 +59,12 @@ def study(
         if not as_json:
             say_prose(text, err)
 
-    with long_work(err, as_json, "studying"):
-        found = run_study(what, out=folder, jobs=jobs, callbacks=watcher, note=note)
+    try:
+        with long_work(err, as_json, "studying"):
+            found = run_study(what, out=folder, jobs=jobs, callbacks=watcher, note=note)
+    except KeyboardInterrupt:
+        note("nothing is lost; the same command goes on")
+        raise
     if as_json:
         print(json.dumps(found.plain()))
     else:
@@ -81,7 +86,8 @@ def _forecast(what: str, folder: Path | None, as_json: bool) -> None:
         return
     for one in stages:
         seconds = one.pop("cpu_seconds")
-        one["CPU minutes left"] = None if seconds is None else seconds / 60
+        minutes = None if seconds is None else math.ceil(seconds / 60)
+        one["CPU minutes left"] = minutes
     show_table(stages, digits=0)
 
 

@@ -35,7 +35,7 @@ def finished(folder: Path, **changes: Any) -> str:
         "commit": "1234567", "regime": "shapes, 2 clients", "verdict": "holds",
         "digest": read_study(str(path)).digest, "folder": str(folder),
         "headroom": {"": [{"what": "x", "value": "1", "met": True}]},
-        "decisions": [{**decision, "mean": 2.5, "low": 1.0, "high": 4.0}],
+        "decisions": [{**decision, "mean": 2.5, "low": 1.0, "high": 4.0, "p": 0.01}],
         "failed": [{"path": "cells/a", "why": f"{folder}/cells/a holds another run"}],
         "plots": [str(folder / "knn.png")],
     } | changes  # fmt: skip
@@ -88,7 +88,13 @@ def test_the_table_has_every_published_study(tmp_path: Path) -> None:
     page = evidence_page(tmp_path / "docs")
     assert page == evidence_page(tmp_path / "docs")
     row = next(line for line in page.splitlines() if "(studies/mine.md)" in line)
-    for shown in ("Labels help.", "shapes, 2 clients", "reached", "holds", "+2.50 [+1.00, +4.00]"):
+    for shown in (
+        "Labels help.",
+        "shapes, 2 clients",
+        "reached",
+        "holds",
+        "+2.50 [+1.00, +4.00], p = 0.0100",
+    ):
         assert shown in row
     assert "\n## FedSC\n" in page and "\nFigures of commit `1234567`" in page
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from harmonium.cli.main import app
 from harmonium.core.errors import ConfigError
 from harmonium.measures.evaluation import evaluate_run
 from harmonium.recipe.presets import studies
+from harmonium.recipe.schema import Recipe
 from harmonium.studies.evidence.published import evidence_page, publish
 from harmonium.studies.evidence.study import study
 from harmonium.studies.evidence.study_file import read_study
+from harmonium.studies.evidence.worker import DIED, Worker
 
 pytestmark = pytest.mark.usefixtures("all_unrendered")
 
@@ -246,6 +249,37 @@ def test_runs_in_processes_of_their_own_have_the_same_figures(
         assert one.figures("deciding", "", row) == two.figures("deciding", "", row)
     assert "angle" in two.figures("deciding", "", "FedAvg")
     assert all(seconds > 0 for seconds in two.costs.values()) and len(two.costs) == 2
+
+
+def test_a_study_that_is_stopped_starts_no_further_run_and_blames_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Path] = []
+
+    def pretend(worker: Worker, recipe: Recipe, folder: Path) -> tuple[float, str]:
+        begun.append(folder)
+        while len(begun) == 2 and not worker._closed:  # the second is at work when Ctrl-C comes
+            time.sleep(0.01)
+        return 0.0, DIED if worker._closed else ""
+
+    def note(text: str) -> None:
+        told.append(text)
+        raise KeyboardInterrupt
+
+    told: list[str] = []
+    monkeypatch.setattr(Worker, "run", pretend)
+    with pytest.raises(KeyboardInterrupt):
+        study(written(tmp_path / "s.yaml"), out=tmp_path / "out", jobs=2, note=note)
+    assert len(begun) <= 3 and len(told) == 1 and "failed" not in told[0]
+
+
+def test_failed_runs_are_not_taken_for_a_lack_of_headroom(tmp_path: Path, undrawn: None) -> None:
+    impossible = "clients=2 split=by_class split.classes_per_client=2"  # of eight classes
+    text = SMALL.replace("clients=2", impossible)
+    found = study(written(tmp_path / "s.yaml", text), out=tmp_path / "out")
+    assert found.failed and not any(check.met for check in found.checks[""])
+    decision = found.decisions[0]
+    assert decision.verdict == "not decidable here" and "4 runs failed" in decision.why
 
 
 def test_the_studies_are_listed() -> None:

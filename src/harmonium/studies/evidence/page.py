@@ -193,9 +193,11 @@ def _rule_words(found: StudyResult) -> str:
     count = len(found.study.seeds["deciding"])
     return (
         f"A line holds where the lead over {count} fresh seeds, paired by seed, is above its "
-        "margin with p below 0.05 in a two-sided t-test, corrected by Holm's rule for all lines. "
-        "Leads are in points of test accuracy; those by other figures in their own unit. Of the "
-        "global objective, its gradient norm and angles between clients, less is better."
+        "margin with p below 0.05 in a two-sided t-test, corrected by Holm's rule for all lines; "
+        "intervals are not corrected. A line that does not hold is not shown, which is not the "
+        "same as shown to be false. Leads are in points of test accuracy; those by other figures "
+        "in their own unit. Of the global objective, its gradient norm and angles between clients, "
+        "less is better."
     )
 
 
@@ -228,7 +230,18 @@ def _tuning_words(found: StudyResult) -> str:
     }
     by = named.get(study.tuned_by) or f"{figure_heading(found, study.tuned_by)} (validation images)"
     seeds = counted(len(found.study.seeds.get("tuning", ())), "seed")
-    return f"Mean {by} over {seeds} for every point of the grid; the best of each row was taken."
+    text = f"Mean {by} over {seeds} for every point of the grid; the best of each row was taken."
+    if edges := list(dict.fromkeys(_at_the_edge(found))):
+        text += f" At an edge of the grid, beyond which a better value may lie: {', '.join(edges)}."
+    return text
+
+
+def _at_the_edge(found: StudyResult) -> Iterator[str]:
+    """Rows whose chosen setting is the first or last value of an axis of the grid."""
+    for (_, row), chosen in found.chosen.items():
+        for word, (key, values) in zip(chosen, found.study.grid.items(), strict=True):
+            if len(values) > 1 and word in (f"{key}={values[0]}", f"{key}={values[-1]}"):
+                yield f"{row} ({word})"
 
 
 def _rows_words(found: StudyResult) -> str:

@@ -377,6 +377,9 @@ class _Stages:
         for row in (rule.below, rule.above):
             cells = self.found.cells_of("headroom", condition, row)
             results = {cell.seed: self.found.results[cell] for cell in cells}
+            if not results:
+                yield Check(f"{row} has runs", "all of them failed", False)
+                continue
             changes = {s: c for s, one in results.items() if (c := _last_change(one)) is not None}
             yield flat(changes, rule.flat, f"{row} has converged")
             warned = [s for s, one in results.items() if one.figures["health"]["warnings"]]
@@ -439,11 +442,18 @@ class _Stages:
             for row in file.rows
         }
         without = {
-            condition: "the regime has no headroom"
+            condition: self._why_not(condition)
             for condition in file.conditions
             if file.decided_in(condition) and not found.has_headroom(condition)
         }
         found.decisions = decide(lines, figures, without, file.seeds["deciding"])
+
+    def _why_not(self, condition: str) -> str:
+        """Why nothing is decided in a condition."""
+        stages = [(cell.stage, cell.condition) for cell in self.found.failed]
+        if failed := stages.count(("headroom", condition)):
+            return f"headroom is not known: {counted(failed, 'run')} failed"
+        return "the regime has no headroom"
 
     def _run(self, cells: Iterable[StudyCell]) -> None:
         """Run cells, or read those that are complete; a failed one is noted, and others go on."""
@@ -471,8 +481,11 @@ class _Stages:
         wanted = {cell: self.file.measured_by(cell.row, cell.stage) for cell in cells}
         wanted = {cell: words for cell, words in wanted.items() if words}
         if self.jobs > 1:
-            with ThreadPoolExecutor(self.jobs) as pool:
+            pool = ThreadPoolExecutor(self.jobs)
+            try:
                 list(pool.map(self._measure_one, wanted, wanted.values()))
+            finally:
+                pool.shutdown(cancel_futures=True)
             return
         for cell, words in wanted.items():
             self._measure_one(cell, words)
@@ -501,13 +514,16 @@ class _Stages:
     def _run_apart(self, cells: Sequence[StudyCell]) -> None:
         """Run cells in processes of their own, which stay for the next; results are read later."""
         queue, finished = iter(cells), itertools.count(1)
+        workers = [Worker() for _ in range(min(self.jobs, len(cells)))]
+        stopped = threading.Event()  # by Ctrl-C or an error: what ends now has not failed
 
-        def work_off() -> None:
-            worker = Worker()
+        def work_off(worker: Worker) -> None:
             try:
-                while (cell := self._next(queue)) is not None:
+                while not stopped.is_set() and (cell := self._next(queue)) is not None:
                     seconds, why = worker.run(cell.recipe, self.found.folder / cell.path)
                     with self.lock:
+                        if stopped.is_set():
+                            return
                         if why:
                             self._fail(cell, why)
                             continue
@@ -517,8 +533,14 @@ class _Stages:
                 worker.stop()
 
         with ThreadPoolExecutor(self.jobs) as threads:
-            for one in [threads.submit(work_off) for _ in range(min(self.jobs, len(cells)))]:
-                one.result()
+            try:
+                for one in [threads.submit(work_off, worker) for worker in workers]:
+                    one.result()
+            except BaseException:
+                stopped.set()
+                for worker in workers:
+                    worker.close()
+                raise
 
     def _next(self, queue: Iterator[StudyCell]) -> StudyCell | None:
         with self.lock:

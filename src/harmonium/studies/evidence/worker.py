@@ -30,6 +30,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
+        self._closed = False
 
     def run(self, recipe: Recipe, folder: Path) -> tuple[float, str]:
         """Run a recipe in a folder; returns CPU seconds, and the reason if it failed."""
@@ -41,7 +42,11 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
+                process_group=0 if os.name == "posix" else None,  # Ctrl-C is for the study
             )
+        if self._closed:  # since this call began
+            self.stop()
+            return 0.0, DIED
         orders, answers = self._process.stdin, self._process.stdout
         assert orders is not None and answers is not None
         try:
@@ -58,10 +63,15 @@ class Worker:
 
     def stop(self) -> None:
         """End the process once it has nothing to do; it is killed with a cell in its hands."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def close(self) -> None:
+        """Stop for good: a cell that is being run, or is about to be, is given up."""
+        self._closed = True
+        self.stop()
 
 
 def cpu_seconds() -> float:
