@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from harmonium.core.errors import counted
+from harmonium.core.settings import shown
 from harmonium.federation import global_objective, whitening
 from harmonium.federation.filters.rounding import size
 from harmonium.federation.method import Method
@@ -93,7 +94,7 @@ class Card:
     def _kept_lines(self) -> list[str]:
         """What clients and server keep, and further settings."""
         used = "used at clients" if self.uses_labels else "never reach a client task"
-        settings = ", ".join(f"{key}={value}" for key, value in self.settings.items())
+        settings = ", ".join(f"{key}={shown(value)}" for key, value in self.settings.items())
         optional = {
             "combines": self.aggregation,
             "batchnorm": self.batch_norm,

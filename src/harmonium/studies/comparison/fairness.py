@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from harmonium.core.errors import ConfigError
-from harmonium.core.settings import plain
+from harmonium.core.settings import plain, shown
 from harmonium.methods.centralised import Centralised
 from harmonium.recipe.schema import Recipe
 
@@ -148,16 +148,3 @@ def _word(recipe: Recipe, key: str) -> str:
     }
     value = settings.get(key)
     return f"{key}={shown(value)}"
-
-
-def shown(value: Any) -> str:
-    """A value as written in a recipe.
-
-    >>> shown(None), shown(True), shown([1, "a"])
-    ('none', 'true', '[1,a]')
-    """
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(shown, value))}]"
-    return (
-        "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )

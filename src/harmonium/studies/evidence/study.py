@@ -14,7 +14,7 @@ import math
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -534,7 +534,8 @@ class _Stages:
 
         with ThreadPoolExecutor(self.jobs) as threads:
             try:
-                for one in [threads.submit(work_off, worker) for worker in workers]:
+                at_work = [threads.submit(work_off, worker) for worker in workers]
+                for one in wait(at_work, return_when=FIRST_EXCEPTION).done:
                     one.result()
             except BaseException:
                 stopped.set()

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from harmonium.core.errors import ConfigError, counted, suggest
+from harmonium.core.settings import shown
 from harmonium.measures import Headline, measures
 from harmonium.measures.evaluation import measures_of
 from harmonium.recipe.presets import about, entry, read_yaml, studies
 from harmonium.recipe.schema import Recipe
 from harmonium.report.metric_names import PROBES
 from harmonium.studies.comparison.cells import BY_ITSELF, SUPERVISED, reference
-from harmonium.studies.comparison.fairness import shown
 
 OBJECTIVE, GRADIENT = "objective", "gradient_norm"
 LESS_IS_BETTER = (OBJECTIVE, GRADIENT)
@@ -264,7 +264,11 @@ def _check_parts(study: StudyFile) -> None:
         known: dict[tuple[str, tuple[str, ...]], str] = {}  # by recipe and measures
         for row in study.rows:
             for setting in study.settings:
-                recipe = study.recipe(condition, row, setting, seed)
+                try:
+                    recipe = study.recipe(condition, row, setting, seed)
+                except ConfigError as error:
+                    where = ", ".join(filter(None, [row, condition]))
+                    raise ConfigError(f"study {study.name}, {where}: {error}") from None
             other = known.setdefault((recipe.digest, study.measures.get(row, ())), row)
             if other != row:
                 raise ConfigError(f"study {study.name}: {other} and {row} are the same recipe")
