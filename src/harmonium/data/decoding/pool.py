@@ -122,9 +122,8 @@ def _cores() -> int:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    one_thread = child_environment(
-        OPENBLAS_NUM_THREADS="1"
-    )  # NumPy would reserve memory for every core
+    # With more threads NumPy would reserve memory for every core.
+    one_thread = child_environment(OPENBLAS_NUM_THREADS="1")
     return start_module("harmonium.data.decoding.worker", environment=one_thread)
 
 

@@ -194,8 +194,8 @@ def _rule_words(found: StudyResult) -> str:
     return (
         f"A line holds where the lead over {count} fresh seeds, paired by seed, is above its "
         "margin with p below 0.05 in a two-sided t-test, corrected by Holm's rule for all lines; "
-        "intervals are not corrected. A line that does not hold is not shown, which is not the "
-        "same as shown to be false. Leads are in points of test accuracy; those by other figures "
+        "intervals are not corrected. `does not hold` means that the lead was not demonstrated, "
+        "not that the opposite was. Leads are in points of test accuracy; those by other figures "
         "in their own unit. Of the global objective, its gradient norm and angles between clients, "
         "less is better."
     )
