@@ -54,6 +54,27 @@ def test_short_last_batches_are_left_out_if_told(count: int, size: int, sizes: l
         assert seen == sizes * 2 and done.steps == len(seen)
 
 
+@pytest.mark.parametrize(
+    ("most", "count", "epochs", "steps"),
+    [(1, 10, 2, 1), (4, 10, 2, 4), (9, 10, 2, 6), (None, 10, 2, 6), (2, 3, 3, 2)],
+)
+def test_steps_are_cut_without_changing_those_before(
+    most: int | None, count: int, epochs: int, steps: int
+) -> None:
+    local = Local(epochs=epochs, batch=4, max_steps=most)
+    model, seen = nn.ModuleDict({"w": nn.Linear(1, 1)}), list[torch.Tensor]()
+    done = fit(
+        model,
+        client(count),
+        lambda batch: model["w"](torch.ones(1, 1)).sum(),
+        local,
+        beside=lambda batch: seen.append(batch.index),
+    )
+    assert done.steps == len(seen) == local.steps(count) == steps
+    whole = [batch.index for batch in client(count).batches(epochs, 4)][:steps]
+    assert all(torch.equal(one, other) for one, other in zip(seen, whole, strict=True))
+
+
 def test_an_epoch_shows_every_example_once_in_a_new_order() -> None:
     first, second = (torch.cat([b.index for b in client(seed=s).batches(1, 4)]) for s in (0, 1))
     assert sorted(first.tolist()) == list(range(10))

@@ -48,6 +48,13 @@ def test_the_digest_is_of_what_changes_results() -> None:
         assert Recipe.of("fedavg", word).digest != plain.digest, word
 
 
+def test_settings_added_since_leave_the_digest_of_earlier_recipes() -> None:
+    """The digest that version 0.2.0 gave; runs that it began go on."""
+    plain = Recipe.of("fedavg")
+    assert plain.digest.startswith("2d10970e")
+    assert Recipe.of("fedavg", "local.max_steps=1").digest != plain.digest
+
+
 def test_files_say_the_same_as_words(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("method: fedavg\ndata: {name: digits, limit: 300}\nrounds: 3\n")

@@ -350,7 +350,8 @@ def _batch_norm(method: Method) -> str:
 
 def _trains(local: Local) -> str:
     rate = f"{local.optimiser} at {local.lr:g}, {local.schedule} over rounds"
-    return f"{counted(local.epochs, 'epoch')} a round in batches of {local.batch}, {rate}"
+    most = f", at most {counted(local.max_steps, 'step')}" if local.max_steps else ""
+    return f"{counted(local.epochs, 'epoch')} a round in batches of {local.batch}{most}, {rate}"
 
 
 def _combines(method: Method) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ class Local:
     """Settings of a client's training in a round. The optimiser state is new each round."""
 
     epochs: int = 2  # passes over the client's examples
+    max_steps: int | None = None  # optimiser steps a round, at most; none: all of the epochs
     batch: int = 64  # examples a step
     drop_last: bool = False  # leave out an epoch's last batch if it is short and not the only one
     joint_views: bool | None = None  # views share a BatchNorm pass; none: as the released code
@@ -44,6 +46,7 @@ class Local:
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("batch", 2)):  # contrast and BatchNorm need two
             self._require(name, getattr(self, name) >= least, f"at least {least}")
+        self._require("max_steps", self.max_steps is None or self.max_steps >= 1, "at least 1")
         for name in ("lr", "weight_decay"):
             self._require(name, 0 <= getattr(self, name) < math.inf, "0 or more")
         self._require("momentum", 0 <= self.momentum < 1, "at least 0 and below 1")
@@ -90,7 +93,18 @@ class Local:
         """Number of optimiser steps on `images` images, short batches included."""
         full, rest = divmod(images, self.batch)
         short = rest >= 2 and not (self.drop_last and full)
-        return self.epochs * (full + short)
+        steps = self.epochs * (full + short)
+        return steps if self.max_steps is None else min(steps, self.max_steps)
+
+    def passes(self, images: float) -> float:
+        """Passes over `images` images that this training makes, as `max_steps` may cut them.
+
+        >>> Local(epochs=2, batch=10).passes(50), Local(batch=10, max_steps=1).passes(50)
+        (2.0, 0.2)
+        """
+        if self.max_steps is None:
+            return float(self.epochs)
+        return min(float(self.epochs), self.max_steps * min(self.batch, images) / max(images, 1))
 
     def optimise(self, parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
         """A new optimiser over some parameters."""
@@ -133,7 +147,7 @@ def fit(
     total, steps = 0.0, 0
     with frozen(module for name, module in parts.items() if name not in names):
         batches = client.batches(local.epochs, local.batch, among=among, drop_last=local.drop_last)
-        for batch in batches:
+        for batch in itertools.islice(batches, local.max_steps):
             optimiser.zero_grad()
             if local.dp_clip is None:
                 value = checked_loss(loss(batch))

@@ -62,6 +62,11 @@ from harmonium.recipe.privacy import Privacy
 _PLAIN = ("batch_norm", "clients", "rounds", "seed")  # single settings, not sections
 SUPPLIED = tuple(field.name for field in fields(Method))  # set by other sections
 
+# Settings added after version 0.2.0, with defaults under which a run has the same bits as before
+# there were such settings. With its default a setting is no part of the digest, so that runs and
+# studies of earlier versions keep theirs and can go on.
+ADDED: Mapping[str, Mapping[str, Any]] = {"local": {"max_steps": None}}
+
 
 @dataclass(frozen=True)
 class MethodChoice:
@@ -408,6 +413,9 @@ class Recipe(BaseModel):
         if self.init is not None:  # the digest of the weights, not their path
             tree["init"] = self.init.digest
         tree["views"] = plain(self.views.build().pipelines)  # a preset only names pipelines
+        for section, defaults in ADDED.items():
+            new = {key for key, value in defaults.items() if tree[section][key] == value}
+            tree[section] = {key: v for key, v in tree[section].items() if key not in new}
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
     def changed(self, **sections: Any) -> Recipe:

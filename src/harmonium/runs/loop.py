@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -137,8 +136,7 @@ class Result:
 def local_steps(method: Method, examples: Iterable[int], rounds: int) -> float:
     """How many consecutive local steps the model goes through over all rounds."""
     counts = list(examples)
-    batches = math.ceil(sum(counts) / max(1, len(counts)) / method.local.batch)
-    return rounds * method.local.epochs * method.workload * batches
+    return rounds * method.workload * method.local.steps(sum(counts) // max(1, len(counts)))
 
 
 def initial_encoder(method: Method, dataset: Dataset) -> nn.Module:

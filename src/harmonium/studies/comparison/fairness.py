@@ -21,7 +21,7 @@ from harmonium.recipe.schema import Recipe
 
 WHOLE = ("data", "split", "encoder", "participation", "evaluate")  # sections with settings
 PLAIN = ("clients", "rounds", "batch_norm")
-LOCAL = ("epochs", "batch")
+LOCAL = ("epochs", "max_steps", "batch")
 MERGED = ("split", "participation", "clients")  # centralised has its own, from the same images
 
 

@@ -66,7 +66,8 @@ def course(folder: Path, method: Method, examples: Sequence[int], device: Device
         load = loads.setdefault(line["round"], {}).setdefault(line["client"], [0.0, 0.0, 0.0])
         load[0] += sum(line["down"].values())
         load[1] += sum(line["up"].values())
-        load[2] += passes(method, line["step"]) * examples[line["client"]]
+        images = examples[line["client"]]
+        load[2] += passes(method, line["step"], images) * images
     points, total, time = [], 0, 0.0
     for number in sorted(rows):
         clients = loads.get(number, {}).values()
@@ -76,9 +77,9 @@ def course(folder: Path, method: Method, examples: Sequence[int], device: Device
     return points
 
 
-def passes(method: Method, step: str) -> float:
-    """Passes over a client's images in one ask, in units of a training pass."""
-    return method.workload * method.local.epochs if step == "train" else FORWARD
+def passes(method: Method, step: str, images: int) -> float:
+    """Passes over a client's `images` images in one ask, in units of a training pass."""
+    return method.workload * method.local.passes(images) if step == "train" else FORWARD
 
 
 def reached(points: Sequence[Point], knn: float) -> Point | None:
