@@ -24,6 +24,7 @@ from harmonium.core.progress import work
 from harmonium.core.types import ClientId, Weights
 from harmonium.data.augment.views import Views
 from harmonium.data.images import Images
+from harmonium.learning.ahead import Ahead
 from harmonium.privacy.mechanisms import Neighbours, Noise, Release
 
 Sent = TypeVar("Sent", Tensor, Weights)
@@ -45,12 +46,25 @@ class Examples:
     def __len__(self) -> int:
         return len(self._index)
 
-    def pixels(self, index: Tensor | None = None) -> Tensor:
-        """Images as uint8 (n, height, width, channels): those at `index`, or all."""
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width of every image."""
+        return self._images.shape[:2]
+
+    def pixels(self, index: Tensor | None = None, *, count: bool = True) -> Tensor:
+        """Images as uint8 (n, height, width, channels): those at `index`, or all.
+
+        Without `count` they are not counted as read: see `count`.
+        """
         rows = self._index if index is None else self._index[index.numpy()]
-        if (reading := _reading.get()) is not None:
-            reading.add(len(rows) / max(1, len(self)))
+        if count:
+            self.count(len(rows))
         return torch.from_numpy(np.ascontiguousarray(self._images.batch(rows)))
+
+    def count(self, images: int) -> None:
+        """Count images as read; raises WireError if a task may not read as many."""
+        if (reading := _reading.get()) is not None:
+            reading.add(images / max(1, len(self)))
 
     def labels(self, index: Tensor | None = None) -> Tensor:
         """Labels (n,) int64, -1 where unknown."""
@@ -117,6 +131,7 @@ class Batch:
     examples: Examples
     make: Views
     rng: torch.Generator
+    ahead: tuple[Ahead, int] | None = field(default=None, kw_only=True)  # and its place in there
 
     @cached_property
     def pixels(self) -> Tensor:
@@ -126,7 +141,14 @@ class Batch:
     @cached_property
     def views(self) -> list[Tensor]:
         """Random views, each (n, channels, height, width)."""
-        return self.make(self.pixels, self.rng)
+        if self.ahead is None or self.ahead[0].rng is not self.rng:
+            return self.make(self.pixels, self.rng)
+        ahead, place = self.ahead
+        made = ahead.of(place)
+        if "pixels" not in vars(self):
+            self.examples.count(len(self.index))
+            self.pixels = made.pixels
+        return made.views
 
     @cached_property
     def plain(self) -> Tensor:
@@ -163,29 +185,37 @@ class Client:
         least: int = 2,
         among: Tensor | None = None,
         drop_last: bool = False,
+        steps: int | None = None,
     ) -> Iterator[Batch]:
         """Shuffled batches; a client with fewer examples than `size` has one batch an epoch.
 
         A last batch of fewer than `least` examples is dropped, as contrast and BatchNorm need two.
         With `drop_last` every last batch that is not full is dropped, unless it is the only one.
-        `among` are the positions of the examples to use; None uses all.
+        `among` are the positions of the examples to use; None uses all. `steps`: the most
+        batches to make.
         """
         count = len(self.examples) if among is None else len(among)
         if drop_last:
             least = max(least, min(size, count))
         who = "training at the server" if self.id < 0 else f"client {self.id}"
-        enough, seen, steps = _enough.get(), 0, 0
+        enough, seen, made = _enough.get(), 0, 0
+        ahead = Ahead(self.examples, self.views, self.rng) if enough is None else None
         with work(who, epochs * count, "images") as at:
             for _ in range(epochs):
                 order = torch.randperm(count, generator=self.rng)
                 order = order if among is None else among[order]
-                for index in torch.split(order, size):
-                    if len(index) >= least:
-                        yield Batch(index, self.examples, self.views, self.rng)
-                        steps += 1
+                coming = [index for index in torch.split(order, size) if len(index) >= least]
+                coming = coming if steps is None else coming[: steps - made]
+                if ahead is not None:
+                    ahead.epoch(coming)
+                for place, index in enumerate(coming):
+                    own = None if ahead is None else (ahead, place)
+                    yield Batch(index, self.examples, self.views, self.rng, ahead=own)
+                    made += 1
                     at(seen := seen + len(index))
-                    if enough is not None and enough(steps):
+                    if made == steps or (enough is not None and enough(made)):
                         return
+                at(seen := seen + count - sum(map(len, coming)))
 
     def features(
         self, model: Callable[[Tensor], Tensor], among: Tensor | None = None, *, size: int = 256
