@@ -52,3 +52,44 @@ def test_training_imports_only_what_it_needs() -> None:
     """Neither compilers nor solvers, probes, plots or Flower: every worker would pay for them."""
     done = subprocess.run([sys.executable, "-c", TRAINS], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_parameters_without_gradients_stay_and_join_later() -> None:
+    found = []
+    for kind in (optimisers.SGD, torch.optim.SGD):
+        weights = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))]
+        optimiser = kind(weights, lr=0.1, momentum=0.9)
+        for step in range(4):
+            for place, weight in enumerate(weights):
+                weight.grad = torch.full((3,), 0.3) if step >= 2 * place else None
+            optimiser.step()
+        found.append(torch.cat([weight.detach() for weight in weights]))
+    assert torch.equal(*found)
+
+
+def test_gradients_laid_out_otherwise_than_their_parameters() -> None:
+    """Torch's fused step would pair the wrong entries."""
+    found = []
+    for kind in (optimisers.SGD, torch.optim.SGD):
+        values = torch.arange(108.0).view(4, 3, 3, 3)
+        weight = nn.Parameter(values.contiguous(memory_format=torch.channels_last))
+        weight.grad = values.clone()
+        optimiser = kind([weight], lr=0.1, momentum=0.9)
+        optimiser.step()
+        optimiser.step()
+        found.append(weight.detach())
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("most", [0.1, 100.0])
+def test_clipping_is_torchs_to_the_bit(most: float) -> None:
+    found = []
+    for clip in (optimisers.clip_gradients, nn.utils.clip_grad_norm_):
+        torch.manual_seed(0)
+        weights = [nn.Parameter(torch.zeros(size)) for size in (3, 50, 7)]
+        for weight in weights[:2]:  # the third has no gradient
+            weight.grad = torch.randn_like(weight)
+        clip(weights, most)
+        found.append(torch.cat([weight.grad for weight in weights[:2]]))
+    assert torch.equal(*found)
+    optimisers.clip_gradients([nn.Parameter(torch.zeros(1))], most)  # no gradient at all

@@ -41,11 +41,12 @@ class Ahead:
         self._coming: Sequence[Tensor] = ()  # positions of the examples of the epoch's batches
         self._made: dict[int, Made] = {}  # by the batch's place in the epoch
         self._expected: Tensor | None = None  # the generator's state if nothing else draws from it
+        self._next = 0  # place of the batch that is expected to ask
         self._alone = False  # whether something else does
 
     def epoch(self, coming: Sequence[Tensor]) -> None:
         """Begin an epoch with these batches, whose order was just drawn."""
-        self._coming, self._made = coming, {}
+        self._coming, self._made, self._next = coming, {}, 0
         if self._expected is not None:
             self._expected = self.rng.get_state()
 
@@ -55,12 +56,12 @@ class Ahead:
         # Until the second batch asks, nobody knows whether the loss of the first has drawn.
         certain = self._expected is not None and torch.equal(self._expected, now)
         self._alone |= self._expected is not None and not certain
-        if not certain or place not in self._made:
+        if not certain or place != self._next or place not in self._made:
             together = self._together(place) if certain and not self._alone else 1
             self._made = self._render(range(place, place + together))
         made = self._made.pop(place)
         self.rng.set_state(made.after)
-        self._expected = made.after
+        self._expected, self._next = made.after, place + 1
         return made
 
     def _together(self, place: int) -> int:
@@ -70,7 +71,9 @@ class Ahead:
         return min(most, len(self._coming) - place)
 
     def _render(self, places: range) -> dict[int, Made]:
-        pixels = [self._examples.pixels(self._coming[place], count=False) for place in places]
+        indices = [self._coming[place] for place in places]
+        together = self._examples.pixels(torch.cat(indices), count=False)
+        pixels = torch.split(together, [len(index) for index in indices])
         chances, after = [], []
         for images in pixels:
             chances.append(self._make.chances(images, self.rng))

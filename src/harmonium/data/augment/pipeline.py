@@ -120,11 +120,11 @@ class View:
         Returns:
             float32 `(n, channels, height, width)`, channels last in memory, normalised.
         """
-        return self.render(pixels, self.chance(pixels, rng))
-
-    def chance(self, pixels: Tensor, rng: torch.Generator) -> draw.Floats:
-        """The uniform numbers of a random view of every image, one row each."""
         count, _, _, channels = check_pixels(pixels)
+        return self.render(pixels, self.chance(count, channels, rng))
+
+    def chance(self, count: int, channels: int, rng: torch.Generator) -> draw.Floats:
+        """The uniform numbers of random views of `count` images, one row each."""
         needs = sum(self._needs(channels).values())
         uniform: draw.Floats = (
             torch.rand(count, needs, generator=rng, device=rng.device).cpu().numpy()

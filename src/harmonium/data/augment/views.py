@@ -46,7 +46,8 @@ class Views:
 
     def chances(self, pixels: Tensor, rng: torch.Generator) -> list[Floats]:
         """The uniform numbers of the views of a batch, for `of_batches`."""
-        return [view.chance(_repeated(pixels, times), rng) for view, times in self._runs]
+        count, _, _, channels = check_pixels(pixels)
+        return [view.chance(times * count, channels, rng) for view, times in self._runs]
 
     def of_batches(
         self, batches: Sequence[Tensor], chances: Sequence[Sequence[Floats]]
@@ -64,20 +65,20 @@ class Views:
         views: list[list[Tensor]] = [[] for _ in batches]
         for number, (view, times) in enumerate(self._runs):
             # Equal neighbours are made together: the same numbers for about half the calls.
-            images = [_repeated(pixels, times) for pixels in batches]
+            copies = [pixels for pixels in batches for _ in range(times)]
+            images = copies[0] if len(copies) == 1 else torch.cat(copies)
             chance = [numbers[number] for numbers in chances]
-            if len(batches) == 1:
-                rendered = [view.render(images[0], chance[0])]
-            else:
-                made = view.render(torch.cat(images), np.concatenate(chance))
-                rendered = list(torch.split(made, [len(some) for some in images]))
-            for own, some, pixels in zip(views, rendered, batches, strict=True):
-                own += torch.split(some, len(pixels))
+            rendered = view.render(
+                images, chance[0] if len(chance) == 1 else np.concatenate(chance)
+            )
+            of_copies = iter(torch.split(rendered, [len(pixels) for pixels in copies]))
+            for own in views:
+                own += itertools.islice(of_copies, times)
         return views
 
     def at_once(self, height: int, width: int) -> int:
         """How many images of this size are best made into views together; see `View.at_once`."""
-        return min(view.at_once(height, width) // times for view, times in self._runs)
+        return min(max(1, view.at_once(height, width) // times) for view, times in self._runs)
 
     @cached_property
     def _runs(self) -> list[tuple[View, int]]:
@@ -88,11 +89,6 @@ class Views:
         """The images themselves, normalised and sized like the first pipeline's views."""
         first = self.pipelines[0]
         return plain(pixels, first.mean, first.std, first.size)
-
-
-def _repeated(pixels: Tensor, times: int) -> Tensor:
-    """The images of a batch so many times, one whole batch after another."""
-    return pixels if times == 1 else pixels.repeat(times, 1, 1, 1)
 
 
 def plain(
