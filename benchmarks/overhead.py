@@ -3,9 +3,11 @@
     python benchmarks/overhead.py [--json] [--repeats 5] [--images 512]
 
 The floor is forward, backward and optimiser step of `cnn-small` with SimCLR on ready-made views of
-the very same batches. A round adds everything else: views, messages both ways, checks, the fold.
-Both are measured as CPU time of one thread, one after the other in one process, and the median of
-the ratios is shown. The cost of a task that trains nothing is the engine's own.
+the very same batches. A round adds everything else: views, messages both ways, checks, clipping,
+the fold. The tiny encoder is `cnn-small` of width 8 at 16 pixels, where what surrounds a step shows
+most. Both are measured as CPU time of one thread, one after the other in one process in the
+environment of a worker, and the median of the ratios is shown. The cost of a task that trains
+nothing is the engine's own.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import json
 import os
 import resource
 import statistics
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -26,7 +29,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 from torch import nn
 
-from harmonium.engines.local import LocalEngine
+from harmonium.engines.local import LocalEngine, task_environment
 from harmonium.engines.runtime import ClientRuntime
 from harmonium.federation.driver import Driver
 from harmonium.federation.ledger import Ledger
@@ -38,7 +41,12 @@ from harmonium.recipe.schema import Recipe
 from harmonium.runs.open_run import open_runtime
 from harmonium.runs.start import _begin
 
-LIMITS = {128: 1.10, 16: 1.20}
+TINY = ("encoder.width=8", "data.size=16")
+LIMITS = {
+    "batch 128": (("local.batch=128",), 1.05),
+    "batch 16": (("local.batch=16",), 1.10),
+    "tiny, batch 16": ((*TINY, "local.batch=16"), 1.12),
+}
 TASK_MILLISECONDS = 5.0
 
 
@@ -123,17 +131,17 @@ def main() -> None:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as base:
         for mode in ("faithful", "fast"):
-            for batch, limit in LIMITS.items():
+            for name, (words, limit) in LIMITS.items():
                 settings = ["clients=2", f"data.count={2 * options.images}", "data.test_count=2"]
-                settings += [f"local.batch={batch}", "local.epochs=1", f"views.mode={mode}"]
-                folder = Path(base) / f"{mode}-{batch}"
+                settings += [*words, "local.epochs=1", f"views.mode={mode}"]
+                folder = Path(base) / f"{mode}-{name}"
                 host = host_of(folder, *settings)
                 full, bare = rounds(host, folder), floors(host)
                 next(full), next(bare)  # warm caches and allocators
                 pairs = [(next(full), next(bare)) for _ in range(options.repeats)]
                 ratio = statistics.median(a / b for a, b in pairs)
                 seconds = statistics.median(a for a, _ in pairs)
-                results[f"batch {batch}, {mode} views"] = {
+                results[f"{name}, {mode} views"] = {
                     "ratio": ratio,
                     "limit": limit,
                     "samples_per_cpu_second": 2 * options.images / seconds,
@@ -154,8 +162,10 @@ def main() -> None:
         value = row.get("ratio", row.get("milliseconds"))
         unit = "x the bare steps" if "ratio" in row else "ms of CPU a client"
         verdict = "met" if value <= row["limit"] else "MISSED"
-        print(f"{name:28s} {value:6.3f} {unit} (limit {row['limit']:.2f}: {verdict})")
+        print(f"{name:30s} {value:6.3f} {unit} (limit {row['limit']:.2f}: {verdict})")
 
 
 if __name__ == "__main__":
+    if (environment := task_environment()) != dict(os.environ):  # read when a process starts
+        os.execve(sys.executable, [sys.executable, *sys.argv], environment)
     main()

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from harmonium.core import codec, files
+from harmonium.core.allocator import allocator_environment
 from harmonium.core.errors import EngineError, HarmoniumError
 from harmonium.core.processes import child_environment, end_process, start_module
 from harmonium.core.progress import Listener, current_listener
@@ -239,8 +240,9 @@ class _Worker:
 
 
 def task_environment() -> dict[str, str]:
-    """The environment of a process that performs tasks: one thread, and our module path."""
-    return child_environment(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
+    """The environment of a process that performs tasks: one thread, and memory is kept."""
+    one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    return child_environment(**one_thread, **allocator_environment())
 
 
 def _ignore(what: str, done: int, total: int | None, unit: str) -> None:

@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 from typing import IO
 
+from harmonium.core.allocator import allocator_environment
 from harmonium.core.errors import HarmoniumError
 from harmonium.core.threads import single_thread
 from harmonium.recipe.schema import Recipe
@@ -35,9 +36,10 @@ class Worker:
     def run(self, recipe: Recipe, folder: Path) -> tuple[float, str]:
         """Run a recipe in a folder; returns CPU seconds, and the reason if it failed."""
         if self._process is None:
+            one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(os.getpid())],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+                env={**os.environ, **one_thread, **allocator_environment()},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
