@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harmonium.core.devices import CPU, sent, to_host
 from harmonium.core.errors import WireError
 from harmonium.core.progress import work
 from harmonium.core.types import ClientId, Weights
@@ -36,24 +37,55 @@ class Decline(Exception):
 class Examples:
     """One client's images, with labels only for methods that declare `uses_labels`."""
 
-    def __init__(self, images: Images, index: np.ndarray, *, uses_labels: bool = False) -> None:
-        """Take the images at `index`; `labels` raises an error unless `uses_labels`."""
+    def __init__(
+        self,
+        images: Images,
+        index: np.ndarray,
+        *,
+        uses_labels: bool = False,
+        device: torch.device = CPU,
+        resident: Tensor | None = None,
+    ) -> None:
+        """Take the images at `index`; `labels` raises an error unless `uses_labels`.
+
+        Pixels and labels are given on `device`. `resident` has the pixels of all `images` there, if
+        they fit; otherwise every batch is sent.
+        """
+        self.device = device
         self._images = images
         self._index = index
         self._uses_labels = uses_labels
+        self._resident = resident
 
     def __len__(self) -> int:
         return len(self._index)
 
-    def pixels(self, index: Tensor | None = None) -> Tensor:
-        """Images as uint8 (n, height, width, channels): those at `index`, or all."""
+    def places(self, index: Tensor) -> Tensor | None:
+        """Where examples lie in the resident images, on the device; none if there are none."""
+        if self._resident is None:
+            return None
+        return sent(torch.from_numpy(self._index[index.numpy()]), self.device)
+
+    def pixels(self, index: Tensor | None = None, places: Tensor | None = None) -> Tensor:
+        """Images as uint8 (n, height, width, channels): those at `index`, or all.
+
+        `places` is what `places(index)` gave, where it was computed for many batches at once.
+        """
         rows = self._index if index is None else self._index[index.numpy()]
         if (reading := _reading.get()) is not None:
             reading.add(len(rows) / max(1, len(self)))
-        return torch.from_numpy(np.ascontiguousarray(self._images.batch(rows)))
+        if self._resident is not None:
+            if places is None:
+                places = sent(torch.from_numpy(rows), self.device)
+            return self._resident[places]
+        return sent(torch.from_numpy(np.ascontiguousarray(self._images.batch(rows))), self.device)
 
     def labels(self, index: Tensor | None = None) -> Tensor:
         """Labels (n,) int64, -1 where unknown."""
+        return sent(self.host_labels(index), self.device)
+
+    def host_labels(self, index: Tensor | None = None) -> Tensor:
+        """The same on the CPU, to decide by without waiting for the device."""
         if not self._uses_labels:
             raise WireError(
                 "this method reads labels but does not declare it: set `uses_labels = True` in its "
@@ -113,15 +145,21 @@ def abridged(enough: Callable[[int], bool]) -> Iterator[None]:
 class Batch:
     """Some of a client's examples; pixels and views are computed on first use."""
 
-    index: Tensor  # (n,) positions within the client's examples
+    index: Tensor  # (n,) positions within the client's examples, on the CPU
     examples: Examples
     make: Views
     rng: torch.Generator
+    places: Tensor | None = None  # the same in the resident images, on the device
+
+    @property
+    def device(self) -> torch.device:
+        """Where pixels, views and labels are."""
+        return self.examples.device
 
     @cached_property
     def pixels(self) -> Tensor:
         """The stored images, uint8 (n, height, width, channels)."""
-        return self.examples.pixels(self.index)
+        return self.examples.pixels(self.index, self.places)
 
     @cached_property
     def views(self) -> list[Tensor]:
@@ -138,6 +176,11 @@ class Batch:
         """Labels (n,), for methods that declare `uses_labels`."""
         return self.examples.labels(self.index)
 
+    def where(self, chosen: Callable[[Tensor], Tensor]) -> Tensor:
+        """Positions in the batch, on the device, of the images whose labels are chosen."""
+        labels = self.examples.host_labels(self.index)
+        return sent(chosen(labels).nonzero().flatten(), self.device)
+
 
 @dataclass
 class Client:
@@ -153,6 +196,7 @@ class Client:
     public: Images | None = None  # the shared public set, the same everywhere
     state: dict[str, Any] = field(default_factory=dict)  # survives between asks; never sent
     releases: list[Release] = field(default_factory=list)
+    device: torch.device = CPU  # where its messages, state, pixels and models are
     _released: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # values and copies
 
     def batches(
@@ -179,9 +223,12 @@ class Client:
             for _ in range(epochs):
                 order = torch.randperm(count, generator=self.rng)
                 order = order if among is None else among[order]
-                for index in torch.split(order, size):
+                places = self.examples.places(order)  # sent once an epoch
+                for start in range(0, count, size):
+                    index = order[start : start + size]
                     if len(index) >= least:
-                        yield Batch(index, self.examples, self.views, self.rng)
+                        here = None if places is None else places[start : start + size]
+                        yield Batch(index, self.examples, self.views, self.rng, here)
                         steps += 1
                     at(seen := seen + len(index))
                     if enough is not None and enough(steps):
@@ -201,11 +248,10 @@ class Client:
             for some in self.pieces("features", torch.split(index, size)):
                 rows.append(model(self.views.plain(self.examples.pixels(some))))
         outputs = torch.cat(rows)
-        missing = len(index) - len(outputs)
-        if not missing:
+        if len(outputs) == len(index):
             return outputs
-        repeated = outputs[torch.arange(missing) % len(outputs)]  # `abridged` needs the shape only
-        return torch.cat([outputs, repeated])
+        times = -(-len(index) // len(outputs))  # `abridged` needs the shape only
+        return outputs.repeat(times, *[1] * (outputs.dim() - 1))[: len(index)]
 
     def pieces(self, what: str, pieces: Sequence[Tensor]) -> Iterator[Tensor]:
         """The pieces (positions of examples) one by one, with progress; see `abridged`."""
@@ -234,7 +280,7 @@ class Client:
         with `add-remove` when one is added or removed. `then` post-processes the noisy value
         (symmetrise, pack). The handler must send the returned value unchanged under `name`.
         """
-        noisy = self.noise.gaussian(value, sigma)
+        noisy = self.noise.gaussian(to_host(value), sigma)
         by = Release(name, "gaussian", sensitivity, sigma, self.noise.source, neighbours=neighbours)
         return self.released(name, noisy if then is None else then(noisy), [by])
 
@@ -246,6 +292,7 @@ class Client:
         """
         if not by:
             raise WireError(f"`{name}` is released without a record of the noise in it")
+        value = to_host(value)  # as it will be sent
         self.releases += [replace(each, field=name, noise=self.noise.source) for each in by]
         self._released[name] = (value, _copy(value))
         return value

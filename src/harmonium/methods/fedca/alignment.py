@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from harmonium.core.devices import sent, taken
 from harmonium.core.types import Kind
 from harmonium.learning.client import Client, Decline
 from harmonium.learning.parts import Parts
@@ -41,7 +42,8 @@ def alignment_batches(client: Client, size: int) -> Iterator[AlignmentBatch]:
         h, z = client.state["align_h"], client.state["align_z"]
         for index in torch.split(torch.randperm(len(h), generator=client.rng), size):
             pixels = torch.from_numpy(client.public.batch(index.numpy()).copy())
-            yield client.views.plain(pixels), h[index], z[index]
+            images = client.views.plain(sent(pixels, client.device))
+            yield images, taken(h, index), taken(z, index)
 
 
 def alignment_loss(parts: Parts, batch: AlignmentBatch, reduction: Reduction) -> Tensor:

@@ -74,6 +74,7 @@ import torch
 from torch import Tensor, nn
 
 from harmonium.core import seeds
+from harmonium.core.devices import taken
 from harmonium.core.errors import ConfigError, counted
 from harmonium.core.types import Weights
 from harmonium.data.augment.sobel import Edges, sobel
@@ -225,7 +226,7 @@ class FedStyle(Method):
         batches = torch.split(torch.arange(count), self.local.batch)
         pairs = [compute(index).chunk(2) for index in batches]
         h_s, h_sobel = (torch.cat(rows) for rows in zip(*pairs, strict=True))
-        return lambda index: torch.cat([h_s[index], h_sobel[index]])
+        return lambda index: torch.cat([taken(h_s, index), taken(h_sobel, index)])
 
     def score(self, parts: Parts, seen: Seen, context: StyleContext) -> Tensor:
         """Equation 3: the objective's loss, plus lambda times that of style-infused features."""

@@ -1,0 +1,187 @@
+"""Devices: where models, views and losses are computed.
+
+A device has torch's name: `cpu`, `cuda`, `cuda:1`, `mps`. Messages, states and commits stay on the
+CPU; `moved` carries a tree of tensors to a device, and `to_host` brings one back in as few copies
+as possible, because each copy waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harmonium.core.errors import ConfigError
+
+CPU = torch.device("cpu")
+AUTO = "auto"
+UNKNOWN_MEMORY = 2**30  # bytes of images that may stay on a device whose memory is not known
+
+
+def chosen(named: str | tuple[str, ...]) -> tuple[torch.device, ...]:
+    """The devices of `engine.device`; `auto` is the first accelerator, or else the CPU.
+
+    >>> chosen("cpu")
+    (device(type='cpu'),)
+    """
+    if named == AUTO:
+        return (accelerator() or CPU,)
+    names = (named,) if isinstance(named, str) else named
+    devices = tuple(_device(name) for name in names)
+    if not devices or len(set(devices)) < len(devices):
+        raise ConfigError(f"engine.device is {list(names)}: give each device once")
+    return devices
+
+
+def accelerator() -> torch.device | None:
+    """The accelerator that torch finds here, if any."""
+    if not torch.accelerator.is_available():
+        return None
+    found = torch.accelerator.current_accelerator()
+    return None if found is None else torch.device(found.type, 0)
+
+
+def _device(name: str) -> torch.device:
+    """A device by its name, with its number; refused in one line if it is not here."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(
+            f"engine.device is {name!r}: give auto, cpu, cuda, cuda:1, mps, or a list of these"
+        ) from None
+    if device.type == "cpu":
+        return CPU
+    here = accelerator()
+    if here is None or here.type != device.type:
+        other = f"only {here.type} and the CPU are" if here else "only the CPU is"
+        build = "" if here else f" (torch {torch.__version__})"
+        raise ConfigError(
+            f"engine.device is {name}, but {other} available here{build}: set engine.device=auto"
+        )
+    count = torch.accelerator.device_count()
+    number = device.index or 0
+    if number >= count:
+        last = f"0 to {count - 1}" if count > 1 else "0 alone"
+        raise ConfigError(f"engine.device is {name}, but devices of this kind here are {last}")
+    return torch.device(device.type, number)
+
+
+SHARE = 0.3  # of an accelerator's memory that images may take
+
+
+def room_for(size: int, device: torch.device) -> bool:
+    """Whether images of so many bytes may stay on an accelerator: at most a share of its memory."""
+    try:
+        free, _ = torch.accelerator.memory.get_memory_info(device)
+    except (AttributeError, NotImplementedError, RuntimeError):  # not known for this kind
+        return size <= UNKNOWN_MEMORY
+    return size <= SHARE * free
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on a device, without waiting for what the device is computing.
+
+    >>> values = torch.zeros(2)
+    >>> sent(values, CPU) is values
+    True
+    """
+    if tensor.device == device:
+        return tensor
+    if device.type == "cuda":  # only from pinned memory does a copy run beside the computation
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+@lru_cache(maxsize=64)
+def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """A few numbers on a device, sent once for all; not to be changed."""
+    return sent(torch.tensor(values), device)
+
+
+def taken(rows: Tensor, index: Tensor) -> Tensor:
+    """Rows at an index of the CPU, wherever the rows are."""
+    return rows[sent(index, rows.device)]
+
+
+@contextmanager
+def seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """Key torch's own generators, of the CPU and of a device, and restore the CPU's afterwards.
+
+    On a device they serve what torch draws there itself, such as the dropout of its attention.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        if device.type in ("cuda", "mps", "xpu"):
+            torch.get_device_module(device).manual_seed(seed)
+        yield
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where a module's parameters are; the CPU if it has none."""
+    return next((tensor.device for tensor in module.parameters()), CPU)
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """A tensor in double precision; on the CPU if its device has none, as `mps`."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+
+
+def is_counter(tensor: Tensor) -> bool:
+    """Whether a tensor counts something: such numbers stay on the CPU, where code reads them."""
+    return tensor.dim() == 0 and not tensor.is_floating_point()
+
+
+def moved(tree: Any, device: torch.device) -> Any:
+    """The same tree with its tensors on a device; whatever is there already stays the same object.
+
+    Counters stay on the CPU.
+
+    >>> tree = {"weights": {"w": torch.zeros(2)}, "round": 3}
+    >>> moved(tree, CPU) is tree
+    True
+    """
+    return _mapped(tree, lambda one: one if is_counter(one) else sent(one, device))
+
+
+def to_host(tree: Any) -> Any:
+    """The same tree on the CPU, with one copy for each type of number.
+
+    >>> to_host({"w": torch.ones(2), "loss": 0.5})
+    {'w': tensor([1., 1.]), 'loss': 0.5}
+    """
+    away: dict[int, Tensor] = {}
+    _mapped(tree, lambda tensor: _note(tensor, away))
+    if not away:
+        return tree
+    brought: dict[int, Tensor] = {}
+    for dtype in {tensor.dtype for tensor in away.values()}:
+        some = {key: tensor for key, tensor in away.items() if tensor.dtype == dtype}
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in some.values()]).to(CPU)
+        sizes = [tensor.numel() for tensor in some.values()]
+        for (key, tensor), values in zip(some.items(), flat.split(sizes), strict=True):
+            brought[key] = values.reshape(tensor.shape).clone()
+    return _mapped(tree, lambda tensor: brought.get(id(tensor), tensor))
+
+
+def _note(tensor: Tensor, away: dict[int, Tensor]) -> Tensor:
+    if tensor.device.type != "cpu":
+        away[id(tensor)] = tensor
+    return tensor
+
+
+def _mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A tree with changed tensors; a mapping or list in which nothing changes stays the same."""
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, Mapping):
+        mapping = {key: _mapped(value, change) for key, value in tree.items()}
+        return tree if all(mapping[key] is tree[key] for key in mapping) else mapping
+    if isinstance(tree, list | tuple):
+        items = [_mapped(value, change) for value in tree]
+        same = all(new is old for new, old in zip(items, tree, strict=True))
+        return tree if same else type(tree)(items)
+    return tree
