@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.weak import WeakTensorKeyDictionary
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.weak import WeakTensorKeyDictionary
 
 NAME = "pretend"
 aten = torch.ops.aten
@@ -115,7 +115,9 @@ def compute(op: Any, *args: Any, **kwargs: Any) -> Any:
             waits["index"] += not isinstance(index, Pretend)
     elif ours and op not in COPIES:
         _refuse_a_mixture(op, tensors)
-    if here and (kwargs.get("generator") is not None or torch.Tag.nondeterministic_seeded in op.tags):
+    if here and (
+        kwargs.get("generator") is not None or torch.Tag.nondeterministic_seeded in op.tags
+    ):
         raise RuntimeError(f"{op} draws random numbers on {NAME}: draw them on the CPU")
     waits["item"] += op is aten._local_scalar_dense.default
     waits["shape"] += op in OF_UNKNOWN_SHAPE and bool(ours)

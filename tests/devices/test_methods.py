@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.devices.pretend import DEVICE, counted
+from tests.methods.test_contract import QUICK
 
 from harmonium.core import codec
 from harmonium.engines.local import LocalEngine
@@ -13,8 +15,6 @@ from harmonium.engines.runtime import ClientRuntime, Task
 from harmonium.methods import methods
 from harmonium.recipe.schema import Recipe
 from harmonium.testing import Trial, first_trial
-from tests.devices.pretend import DEVICE, counted
-from tests.methods.test_contract import QUICK
 
 
 @dataclass(frozen=True)

@@ -102,11 +102,6 @@ def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
     return sent(torch.tensor(values), device)
 
 
-def taken(rows: Tensor, index: Tensor) -> Tensor:
-    """Rows at an index of the CPU, wherever the rows are."""
-    return rows[sent(index, rows.device)]
-
-
 @contextmanager
 def seeded(device: torch.device, seed: int) -> Iterator[None]:
     """Key torch's own generators, of the CPU and of a device, and restore the CPU's afterwards.
@@ -148,7 +143,7 @@ def moved(tree: Any, device: torch.device) -> Any:
 
 
 def to_host(tree: Any) -> Any:
-    """The same tree on the CPU, with one copy for each type of number.
+    """The same tree on the CPU, in a single copy.
 
     >>> to_host({"w": torch.ones(2), "loss": 0.5})
     {'w': tensor([1., 1.]), 'loss': 0.5}
@@ -157,13 +152,12 @@ def to_host(tree: Any) -> Any:
     _mapped(tree, lambda tensor: _note(tensor, away))
     if not away:
         return tree
-    brought: dict[int, Tensor] = {}
-    for dtype in {tensor.dtype for tensor in away.values()}:
-        some = {key: tensor for key, tensor in away.items() if tensor.dtype == dtype}
-        flat = torch.cat([tensor.detach().reshape(-1) for tensor in some.values()]).to(CPU)
-        sizes = [tensor.numel() for tensor in some.values()]
-        for (key, tensor), values in zip(some.items(), flat.split(sizes), strict=True):
-            brought[key] = values.reshape(tensor.shape).clone()
+    raw = [one.detach().reshape(-1).view(torch.uint8) for one in away.values()]
+    pieces = torch.split(torch.cat(raw).to(CPU), [len(piece) for piece in raw])
+    brought = {
+        key: piece.clone().view(tensor.dtype).reshape(tensor.shape)
+        for (key, tensor), piece in zip(away.items(), pieces, strict=True)
+    }
     return _mapped(tree, lambda tensor: brought.get(id(tensor), tensor))
 
 

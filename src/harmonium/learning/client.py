@@ -60,29 +60,36 @@ class Examples:
     def __len__(self) -> int:
         return len(self._index)
 
-    def places(self, index: Tensor) -> Tensor | None:
-        """Where examples lie in the resident images, on the device; none if there are none."""
-        if self._resident is None:
-            return None
-        return sent(torch.from_numpy(self._index[index.numpy()]), self.device)
-
-    def pixels(self, index: Tensor | None = None, places: Tensor | None = None) -> Tensor:
+    def pixels(self, index: Tensor | None = None, here: Tensor | None = None) -> Tensor:
         """Images as uint8 (n, height, width, channels): those at `index`, or all.
 
-        `places` is what `places(index)` gave, where it was computed for many batches at once.
+        `here` is `index` on the device, where it is there already.
         """
         rows = self._index if index is None else self._index[index.numpy()]
         if (reading := _reading.get()) is not None:
             reading.add(len(rows) / max(1, len(self)))
-        if self._resident is not None:
-            if places is None:
-                places = sent(torch.from_numpy(rows), self.device)
-            return self._resident[places]
-        return sent(torch.from_numpy(np.ascontiguousarray(self._images.batch(rows))), self.device)
+        if self._resident is None:
+            pixels = torch.from_numpy(np.ascontiguousarray(self._images.batch(rows)))
+            return sent(pixels, self.device)
+        if index is None:
+            return self._resident[self._rows]
+        return self._resident[self._rows[sent(index, self.device) if here is None else here]]
 
-    def labels(self, index: Tensor | None = None) -> Tensor:
-        """Labels (n,) int64, -1 where unknown."""
-        return sent(self.host_labels(index), self.device)
+    def labels(self, index: Tensor | None = None, here: Tensor | None = None) -> Tensor:
+        """Labels (n,) int64, -1 where unknown; `here` as in `pixels`."""
+        if self.device.type == "cpu" or index is None:
+            return sent(self.host_labels(index), self.device)
+        return self._labels[sent(index, self.device) if here is None else here]
+
+    @cached_property
+    def _rows(self) -> Tensor:
+        """Where the examples are among all images, on the device."""
+        return sent(torch.from_numpy(self._index), self.device)
+
+    @cached_property
+    def _labels(self) -> Tensor:
+        """The labels of all examples, on the device."""
+        return sent(self.host_labels(), self.device)
 
     def host_labels(self, index: Tensor | None = None) -> Tensor:
         """The same on the CPU, to decide by without waiting for the device."""
@@ -149,7 +156,7 @@ class Batch:
     examples: Examples
     make: Views
     rng: torch.Generator
-    places: Tensor | None = None  # the same in the resident images, on the device
+    moved: Tensor | None = None  # the same on the device, where it is there already
 
     @property
     def device(self) -> torch.device:
@@ -157,9 +164,14 @@ class Batch:
         return self.examples.device
 
     @cached_property
+    def here(self) -> Tensor:
+        """`index` on the device, for rows of tensors that are there."""
+        return sent(self.index, self.device) if self.moved is None else self.moved
+
+    @cached_property
     def pixels(self) -> Tensor:
         """The stored images, uint8 (n, height, width, channels)."""
-        return self.examples.pixels(self.index, self.places)
+        return self.examples.pixels(self.index, self.moved)
 
     @cached_property
     def views(self) -> list[Tensor]:
@@ -174,12 +186,16 @@ class Batch:
     @property
     def labels(self) -> Tensor:
         """Labels (n,), for methods that declare `uses_labels`."""
-        return self.examples.labels(self.index)
+        return self.examples.labels(self.index, self.moved)
 
-    def where(self, chosen: Callable[[Tensor], Tensor]) -> Tensor:
-        """Positions in the batch, on the device, of the images whose labels are chosen."""
-        labels = self.examples.host_labels(self.index)
-        return sent(chosen(labels).nonzero().flatten(), self.device)
+    @property
+    def host_labels(self) -> Tensor:
+        """The labels on the CPU, to decide by without waiting for the device."""
+        return self.examples.host_labels(self.index)
+
+    def where(self, chosen: Tensor) -> Tensor:
+        """Positions in the batch, on the device, of images chosen by a mask on the CPU."""
+        return sent(chosen.nonzero().flatten(), self.device)
 
 
 @dataclass
@@ -223,11 +239,11 @@ class Client:
             for _ in range(epochs):
                 order = torch.randperm(count, generator=self.rng)
                 order = order if among is None else among[order]
-                places = self.examples.places(order)  # sent once an epoch
+                moved = sent(order, self.device)
                 for start in range(0, count, size):
                     index = order[start : start + size]
                     if len(index) >= least:
-                        here = None if places is None else places[start : start + size]
+                        here = moved[start : start + size]
                         yield Batch(index, self.examples, self.views, self.rng, here)
                         steps += 1
                     at(seen := seen + len(index))

@@ -7,13 +7,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from harmonium.core.devices import to_host
+from harmonium.core.devices import wide
 from harmonium.core.errors import ConfigError, counted
 from harmonium.learning import schedules
 from harmonium.learning.client import Batch, Client, Decline
@@ -126,10 +125,10 @@ class Fitted:
         """How many steps there were."""
         return len(self.losses)
 
-    @cached_property
-    def loss(self) -> float:
-        """The mean loss over steps; reading it waits for the device, so it is read once."""
-        return sum(to_host(torch.stack(list(self.losses))).tolist()) / self.steps
+    @property
+    def loss(self) -> Tensor:
+        """The mean loss over steps, where it was computed: to read it waits for the device."""
+        return wide(torch.stack(list(self.losses))).cumsum(0)[-1] / self.steps
 
 
 def fit(

@@ -103,7 +103,7 @@ class SemiFed(Method):
         """Features of two views of every image, and of a strong one of those without a label."""
         first, second, strong = batch.make.pipelines
         views = Views((first, second))(batch.pixels, batch.rng)
-        unlabelled = batch.where(lambda labels: labels == UNKNOWN)
+        unlabelled = batch.where(batch.host_labels == UNKNOWN)
         if len(unlabelled):
             views.append(strong(batch.pixels[unlabelled], batch.rng))
         (h,) = parts.through(views, "encoder")
@@ -115,7 +115,7 @@ class SemiFed(Method):
         if not isinstance(seen, SeenStrongly) or seen.strong is None:
             return loss
         batch, logits = seen.batch, parts["classifier"](seen.strong)
-        index = batch.index[batch.examples.host_labels(batch.index) == UNKNOWN]
+        index = batch.index[batch.host_labels == UNKNOWN]
         guess, q = (sent(known[index], logits.device) for known in (context.guess, context.q))
         loss = loss + known_cross_entropy(logits, guess)  # labels of -1 are left out
         kl = functional.kl_div(logits.log_softmax(1), q, reduction="batchmean")

@@ -61,8 +61,8 @@ class InsideClasses(Objective):
             (known_cross_entropy(parts["classifier"](h), labels) for h in seen.h),
             start=torch.zeros(()),
         )
-        for label in sorted(set(batch.examples.host_labels(batch.index).tolist())):
-            rows = batch.where(lambda known, label=label: known == label)
+        for label in sorted(set(batch.host_labels.tolist())):
+            rows = batch.where(batch.host_labels == label)
             if len(rows) >= self.least:
                 h, z, t = ([view[rows] for view in views] for views in (seen.h, seen.z, seen.t))
                 within = replace(seen, h=h, z=z, t=t)

@@ -105,7 +105,7 @@ class Verification(Term):
         """The cross-entropy of the client for two views; rows of other clients are constants."""
         h = list(seen.h)
         if self.pictures != "all":
-            unlabelled = seen.batch.where(lambda labels: labels == UNKNOWN)
+            unlabelled = seen.batch.where(seen.batch.host_labels == UNKNOWN)
             h = [view[unlabelled] for view in h]
         if not self.weight or not len(h[0]):
             return torch.zeros(())

@@ -71,7 +71,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harmonium.core.devices import to_host, wide
+from harmonium.core.devices import sent, to_host, wide
 from harmonium.core.errors import ConfigError, NotEnoughReplies
 from harmonium.core.types import ClientId, Kind
 from harmonium.federation.batch_norm import measure
@@ -332,7 +332,7 @@ class FedCA(Method):
         ensemble = torch.lerp(z, before, self.momentum)  # eq. 9
         client.state["ensemble"] = ensemble
         chosen = torch.randperm(len(z), generator=client.rng)[: count * self.group]
-        rows = functional.normalize(ensemble[chosen])  # eq. 10
+        rows = functional.normalize(ensemble[sent(chosen, client.device)])  # eq. 10
         return dictionary.protected(client, rows, self.noise, self.group)
 
     # ---- what the framework asks of a method ---------------------------------------------------
