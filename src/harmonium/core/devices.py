@@ -7,8 +7,9 @@ as possible, because each copy waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 
@@ -20,21 +21,38 @@ from harmonium.core.errors import ConfigError
 CPU = torch.device("cpu")
 AUTO = "auto"
 UNKNOWN_MEMORY = 2**30  # bytes of images that may stay on a device whose memory is not known
+_current: ContextVar[torch.device] = ContextVar("device", default=CPU)
 
 
-def chosen(named: str | tuple[str, ...]) -> tuple[torch.device, ...]:
-    """The devices of `engine.device`; `auto` is the first accelerator, or else the CPU.
+# ---- which device --------------------------------------------------------------------------------
+
+
+def chosen(named: str | Sequence[str]) -> tuple[torch.device, ...]:
+    """The devices of `engine.device`, each of which is here.
+
+    `auto` is the first CUDA device, or else the CPU. Apple's `mps` is used where it is named.
 
     >>> chosen("cpu")
     (device(type='cpu'),)
     """
     if named == AUTO:
-        return (accelerator() or CPU,)
-    names = (named,) if isinstance(named, str) else named
-    devices = tuple(_device(name) for name in names)
-    if not devices or len(set(devices)) < len(devices):
-        raise ConfigError(f"engine.device is {list(names)}: give each device once")
+        here = accelerator()
+        return (here if here is not None and here.type == "cuda" else CPU,)
+    names = (named,) if isinstance(named, str) else tuple(named)
+    devices = tuple(_available(name) for name in names)
+    if len(set(devices)) < len(devices):
+        raise ConfigError(f"engine.device is {', '.join(names)}: name each device once")
     return devices
+
+
+def check(named: str | Sequence[str]) -> None:
+    """Refuse what is no device's name, whether there is one here or not."""
+    names = (named,) if isinstance(named, str) else tuple(named)
+    if not names:
+        raise ConfigError(f"engine.device is an empty list: {KINDS}")
+    for name in names:
+        if named != AUTO:
+            _parsed(name)
 
 
 def accelerator() -> torch.device | None:
@@ -45,36 +63,97 @@ def accelerator() -> torch.device | None:
     return None if found is None else torch.device(found.type, 0)
 
 
-def _device(name: str) -> torch.device:
-    """A device by its name, with its number; refused in one line if it is not here."""
+KINDS = "give auto, cpu, cuda, cuda:1, mps, or a list such as [cuda:0,cuda:1]"
+
+
+def _parsed(name: str) -> torch.device:
     try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(
-            f"engine.device is {name!r}: give auto, cpu, cuda, cuda:1, mps, or a list of these"
-        ) from None
+        return torch.device(name)
+    except (RuntimeError, TypeError):
+        raise ConfigError(f"engine.device is {name!r}: {KINDS}") from None
+
+
+def _available(name: str) -> torch.device:
+    """A device by its name, with its number; refused in one line if it is not here."""
+    device = _parsed(name)
     if device.type == "cpu":
         return CPU
     here = accelerator()
     if here is None or here.type != device.type:
         other = f"only {here.type} and the CPU are" if here else "only the CPU is"
-        build = "" if here else f" (torch {torch.__version__})"
+        build = "" if here else f" to torch {torch.__version__}"
         raise ConfigError(
-            f"engine.device is {name}, but {other} available here{build}: set engine.device=auto"
+            f"engine.device is {name}, but {other} available{build} here: set engine.device=auto "
+            "or cpu"
         )
     count = torch.accelerator.device_count()
     number = device.index or 0
     if number >= count:
         last = f"0 to {count - 1}" if count > 1 else "0 alone"
-        raise ConfigError(f"engine.device is {name}, but devices of this kind here are {last}")
+        raise ConfigError(f"engine.device is {name}, but the {here.type} devices here are {last}")
     return torch.device(device.type, number)
 
 
-SHARE = 0.3  # of an accelerator's memory that images may take
+def described(device: torch.device) -> str:
+    """A device with its product's name, where torch knows it."""
+    module = torch.get_device_module(device)
+    name = module.get_device_name(device) if hasattr(module, "get_device_name") else ""
+    return f"{device} ({name})" if name and device.type != "cpu" else str(device)
+
+
+def current() -> torch.device:
+    """Where encoders are evaluated and plans train; the CPU unless `using` says otherwise."""
+    return _current.get()
+
+
+def computed_on() -> dict[str, str]:
+    """The kind of the current device for keys of caches, which differ by rounding; CPU: nothing."""
+    return {} if current().type == "cpu" else {"device": current().type}
+
+
+@contextmanager
+def using(device: torch.device) -> Iterator[torch.device]:
+    """Make a device the current one within the block."""
+    token = _current.set(device)
+    try:
+        yield device
+    finally:
+        _current.reset(token)
+
+
+@contextmanager
+def placed(*modules: nn.Module) -> Iterator[torch.device]:
+    """Have modules on the current device within the block, and where they were afterwards."""
+    device, before = current(), [device_of(module) for module in modules]
+    try:
+        for module in modules:
+            module.to(device)
+        yield device
+    finally:
+        for module, place in zip(modules, before, strict=True):
+            module.to(place)
+
+
+def inference(device: torch.device) -> AbstractContextManager[object]:
+    """Without gradients: torch's inference mode on the CPU, elsewhere a plain `no_grad`."""
+    return torch.inference_mode() if device.type == "cpu" else torch.no_grad()
+
+
+def allow_tf32(allowed: bool) -> None:
+    """Let this process round the inputs of float32 products to 10 bits, on devices that can."""
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
+# ---- moving tensors ------------------------------------------------------------------------------
+
+SHARE = 0.3  # of an accelerator's free memory that images or features may take
 
 
 def room_for(size: int, device: torch.device) -> bool:
-    """Whether images of so many bytes may stay on an accelerator: at most a share of its memory."""
+    """Whether so many bytes may stay on a device: on an accelerator, a share of what is free."""
+    if device.type == "cpu":
+        return True
     try:
         free, _ = torch.accelerator.memory.get_memory_info(device)
     except (AttributeError, NotImplementedError, RuntimeError):  # not known for this kind

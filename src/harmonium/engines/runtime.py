@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,10 @@ class ClientRuntime:
     masks: Masks | None = None  # secure aggregation: every upload is masked
     device: torch.device = CPU  # where tasks compute
     key: bytes = b""  # a site's secret, which hides the digests of its states from the server
+
+    def on(self, device: torch.device) -> ClientRuntime:
+        """The same runtime with another device."""
+        return replace(self, device=device)
 
     def perform(self, task: Task, broadcast: bytes) -> codec.Tree:
         """Run a task; the result is a plain tree, ready to be sent."""
