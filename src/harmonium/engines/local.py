@@ -180,10 +180,7 @@ class _Pool:
             try:
                 result = worker.ask(message, listener)
             except (OSError, EOFError, ValueError):  # ValueError: its streams are closed
-                self._all.discard(worker)
-                worker.end()
-                self._devices.append(worker.device)
-                self._idle.put(None)
+                self._replace(worker)
                 continue
             self._idle.put(worker)
             if "error" in result:
@@ -209,6 +206,13 @@ class _Pool:
         except BaseException:
             self._idle.put(None)
             raise
+
+    def _replace(self, worker: _Worker) -> None:
+        """End a worker; another one starts on its device when it is needed."""
+        self._all.discard(worker)
+        worker.end()
+        self._devices.append(worker.device)
+        self._idle.put(None)
 
     def close(self) -> None:
         """End all workers now, even in the middle of a task."""

@@ -136,6 +136,7 @@ def finetune(encoder: nn.Module, images: Images, how: Tuning, prepare: Prepare, 
                 loss = functional.cross_entropy(whole(seen), wanted[here])
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
+        optimiser.zero_grad()  # gradients need not come home
     return Tuned(whole.eval().requires_grad_(False).to(CPU), classes)
 
 

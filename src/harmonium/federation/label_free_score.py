@@ -97,8 +97,9 @@ def appraised(method: Method, client: Client, model: Weights) -> dict[str, Value
     if method.has_own_encoders:
         from harmonium.federation.method import Server  # which imports this module
 
-        server = Server({}, to_host(model), memory={"statistics": {}})
-        encoder = method.represent(server, to_host(client.state)).to(client.device)
+        model, state = to_host([model, client.state])
+        server = Server({}, model, memory={"statistics": {}})
+        encoder = method.represent(server, state).to(client.device)
     else:
         encoder = method.blueprint.copy_from(model, device=client.device).eval()["encoder"]
     assert method.appraisal is not None

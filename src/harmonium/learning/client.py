@@ -84,7 +84,7 @@ class Examples:
     @cached_property
     def _rows(self) -> Tensor:
         """Where the examples are among all images, on the device."""
-        return sent(torch.from_numpy(self._index), self.device)
+        return sent(torch.from_numpy(np.array(self._index)), self.device)  # mapped files warn
 
     @cached_property
     def _labels(self) -> Tensor:
