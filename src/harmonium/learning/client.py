@@ -25,6 +25,7 @@ from harmonium.core.progress import work
 from harmonium.core.types import ClientId, Weights
 from harmonium.data.augment.views import Views
 from harmonium.data.images import Images
+from harmonium.learning.ahead import Ahead
 from harmonium.privacy.mechanisms import Neighbours, Noise, Release
 
 Sent = TypeVar("Sent", Tensor, Weights)
@@ -60,20 +61,33 @@ class Examples:
     def __len__(self) -> int:
         return len(self._index)
 
-    def pixels(self, index: Tensor | None = None, here: Tensor | None = None) -> Tensor:
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width of every image."""
+        return self._images.shape[:2]
+
+    def pixels(
+        self, index: Tensor | None = None, here: Tensor | None = None, *, count: bool = True
+    ) -> Tensor:
         """Images as uint8 (n, height, width, channels): those at `index`, or all.
 
-        `here` is `index` on the device, where it is there already.
+        `here` is `index` on the device, where it is there already. Without `count` the images are
+        not counted as read: see `count`.
         """
         rows = self._index if index is None else self._index[index.numpy()]
-        if (reading := _reading.get()) is not None:
-            reading.add(len(rows) / max(1, len(self)))
+        if count:
+            self.count(len(rows))
         if self._resident is None:
             pixels = torch.from_numpy(np.ascontiguousarray(self._images.batch(rows)))
             return sent(pixels, self.device)
         if index is None:
             return self._resident[self._rows]
         return self._resident[self._rows[sent(index, self.device) if here is None else here]]
+
+    def count(self, images: int) -> None:
+        """Count images as read; raises WireError if a task may not read as many."""
+        if (reading := _reading.get()) is not None:
+            reading.add(images / max(1, len(self)))
 
     def labels(self, index: Tensor | None = None, here: Tensor | None = None) -> Tensor:
         """Labels (n,) int64, -1 where unknown; `here` as in `pixels`."""
@@ -157,6 +171,7 @@ class Batch:
     make: Views
     rng: torch.Generator
     moved: Tensor | None = None  # the same on the device, where it is there already
+    ahead: tuple[Ahead, int] | None = field(default=None, kw_only=True)  # and its place in there
 
     @property
     def device(self) -> torch.device:
@@ -176,7 +191,14 @@ class Batch:
     @cached_property
     def views(self) -> list[Tensor]:
         """Random views, each (n, channels, height, width)."""
-        return self.make(self.pixels, self.rng)
+        if self.ahead is None or self.ahead[0].rng is not self.rng:
+            return self.make(self.pixels, self.rng)
+        ahead, place = self.ahead
+        made = ahead.of(place)
+        if "pixels" not in vars(self):
+            self.examples.count(len(self.index))
+            self.pixels = made.pixels
+        return made.views
 
     @cached_property
     def plain(self) -> Tensor:
@@ -223,32 +245,40 @@ class Client:
         least: int = 2,
         among: Tensor | None = None,
         drop_last: bool = False,
+        steps: int | None = None,
     ) -> Iterator[Batch]:
         """Shuffled batches; a client with fewer examples than `size` has one batch an epoch.
 
         A last batch of fewer than `least` examples is dropped, as contrast and BatchNorm need two.
         With `drop_last` every last batch that is not full is dropped, unless it is the only one.
-        `among` are the positions of the examples to use; None uses all.
+        `among` are the positions of the examples to use; None uses all. `steps`: the most
+        batches to make.
         """
         count = len(self.examples) if among is None else len(among)
         if drop_last:
             least = max(least, min(size, count))
         who = "training at the server" if self.id < 0 else f"client {self.id}"
-        enough, seen, steps = _enough.get(), 0, 0
+        enough, seen, made = _enough.get(), 0, 0
+        ahead = None
+        if enough is None and self.device.type == "cpu":  # an accelerator is busy enough
+            ahead = Ahead(self.examples, self.views, self.rng)
         with work(who, epochs * count, "images") as at:
             for _ in range(epochs):
                 order = torch.randperm(count, generator=self.rng)
                 order = order if among is None else among[order]
-                moved = sent(order, self.device)
-                for start in range(0, count, size):
-                    index = order[start : start + size]
-                    if len(index) >= least:
-                        here = moved[start : start + size]
-                        yield Batch(index, self.examples, self.views, self.rng, here)
-                        steps += 1
+                coming = [index for index in torch.split(order, size) if len(index) >= least]
+                coming = coming if steps is None else coming[: steps - made]
+                if ahead is not None:
+                    ahead.epoch(coming)
+                moved = torch.split(sent(order, self.device), size)
+                for place, (index, here) in enumerate(zip(coming, moved, strict=False)):
+                    own = None if ahead is None else (ahead, place)
+                    yield Batch(index, self.examples, self.views, self.rng, here, ahead=own)
+                    made += 1
                     at(seen := seen + len(index))
-                    if enough is not None and enough(steps):
+                    if made == steps or (enough is not None and enough(made)):
                         return
+                at(seen := seen + count - sum(map(len, coming)))
 
     def features(
         self, model: Callable[[Tensor], Tensor], among: Tensor | None = None, *, size: int = 256

@@ -1,15 +1,18 @@
-"""Torch's SGD and Adam without importing its compiler.
+"""SGD, Adam and the clipping of gradients as in torch, bit for bit, but quicker to call.
 
-The first step of torch's optimisers imports the compiler, only to exclude themselves from it, which
-takes more than a second in every process that trains. These compute the same, bit for bit.
+With a small encoder a step is many short operations, so what surrounds each of them counts. These
+work on all parameters in one call per operation. They also leave out the first step's import of
+torch's compiler, which takes more than a second in every process that trains.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor, nn
 
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
@@ -22,5 +25,65 @@ def _plain(kind: type[Kind]) -> type[Kind]:
     return type(kind.__name__, (kind,), {"__module__": __name__, **own})
 
 
-SGD = _plain(torch.optim.SGD)
-Adam = _plain(torch.optim.Adam)
+class SGD(_plain(torch.optim.SGD)):  # type: ignore[misc]
+    """Torch's SGD with a learning rate, momentum and weight decay.
+
+    Torch has a fused step too, which takes a gradient for laid out in memory like its parameter
+    without a check; this one does not depend on it.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step; parameters without a gradient stay as they are."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            changes = [p.grad for p in parameters]
+            if group["weight_decay"]:
+                decayed = torch._foreach_add(changes, parameters, alpha=group["weight_decay"])
+                changes = list(decayed)
+            if group["momentum"]:
+                changes = self._with_momentum(parameters, changes, group["momentum"])
+            if parameters:
+                torch._foreach_add_(parameters, changes, alpha=-group["lr"])
+        return loss
+
+    def _with_momentum(
+        self, parameters: list[nn.Parameter], gradients: list[Tensor], momentum: float
+    ) -> list[Tensor]:
+        """The running sums of gradients, which start with a parameter's first gradient."""
+        sums = [self.state[p].get("momentum_buffer") for p in parameters]
+        kept = [place for place, total in enumerate(sums) if total is not None]
+        if kept:
+            before = [sums[place] for place in kept]
+            torch._foreach_mul_(before, momentum)
+            torch._foreach_add_(before, [gradients[place] for place in kept])
+        for place, (parameter, total) in enumerate(zip(parameters, sums, strict=True)):
+            if total is None:
+                sums[place] = self.state[parameter]["momentum_buffer"] = gradients[place].clone()
+        return sums
+
+
+class Adam(_plain(torch.optim.Adam)):  # type: ignore[misc]
+    """Torch's Adam, on all parameters at once."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], **settings: Any) -> None:
+        super().__init__(parameters, foreach=True, **settings)
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], most: float) -> None:
+    """Shorten all gradients together to a norm of at most `most`.
+
+    >>> weight = nn.Parameter(torch.zeros(2))
+    >>> weight.grad = torch.tensor([3.0, 4.0])
+    >>> clip_gradients([weight], 1.0)
+    >>> weight.grad
+    tensor([0.6000, 0.8000])
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if gradients:
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0)))
+        torch._foreach_mul_(gradients, (most / (norm + 1e-6)).clamp(max=1.0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from harmonium.core.errors import ConfigError, counted
 from harmonium.learning import schedules
 from harmonium.learning.client import Batch, Client, Decline
 from harmonium.learning.contract import checked_loss
-from harmonium.learning.optimisers import SGD, Adam
+from harmonium.learning.optimisers import SGD, Adam, clip_gradients
 from harmonium.learning.schedules import MILESTONES, Schedule
 
 
@@ -156,16 +155,22 @@ def fit(
     optimiser = local.optimise(parameters, local.rate(client.round, client.rounds))
     losses: list[Tensor] = []
     with frozen(module for name, module in parts.items() if name not in names):
-        batches = client.batches(local.epochs, local.batch, among=among, drop_last=local.drop_last)
-        for batch in itertools.islice(batches, local.max_steps):
-            optimiser.zero_grad()
+        for batch in client.batches(
+            local.epochs,
+            local.batch,
+            among=among,
+            drop_last=local.drop_last,
+            steps=local.max_steps,
+        ):
+            for parameter in parameters:
+                parameter.grad = None
             if local.dp_clip is None:
                 value = checked_loss(loss(batch))
                 value.backward()  # type: ignore[no-untyped-call]
             else:
                 value = dpsgd.step(parameters, loss, batch, local, client)
             if local.clip is not None:
-                nn.utils.clip_grad_norm_(parameters, local.clip)
+                clip_gradients(parameters, local.clip)
             if beside is not None:
                 beside(batch)
             optimiser.step()

@@ -121,13 +121,23 @@ class View:
         Returns:
             float32 `(n, channels, height, width)`, channels last in memory, normalised.
         """
+        return self.render(pixels, self.chance(pixels, rng))
+
+    def chance(self, pixels: Tensor, rng: torch.Generator) -> draw.Floats:
+        """The uniform numbers of a random view of every image, one row each."""
+        count, _, _, channels = check_pixels(pixels)
+        needs = sum(self._needs(channels).values())
+        uniform: draw.Floats = (
+            torch.rand(count, needs, generator=rng, device=rng.device).cpu().numpy()
+        )
+        return uniform
+
+    def render(self, pixels: Tensor, chance: draw.Floats) -> Tensor:
+        """The views that these uniform numbers stand for, as `__call__` returns them."""
         count, height, width, channels = check_pixels(pixels)
-        new = self._new_sides(height, width)
-        needs = self._needs(channels)
-        uniform = torch.rand(count, sum(needs.values()), generator=rng, device=rng.device)
-        chance = uniform.cpu().numpy()
+        new, needs = self._new_sides(height, width), self._needs(channels)
         views = torch.empty(count, *new, channels, device=pixels.device)
-        piece = max(1, PIECE_PIXELS // max(height * width, new[0] * new[1]))
+        piece = piece_of(height * width, new[0] * new[1])
         if pixels.device.type != "cpu":  # an accelerator has no use for small pieces
             piece = max(1, count)
         for begin in range(0, count, piece):
@@ -139,6 +149,17 @@ class View:
             return images
         turns = draw.whole_number(chance[:, -1], 4)
         return ops.quarter_turns(images, torch.from_numpy(turns))
+
+    def at_once(self, height: int, width: int) -> int:
+        """How many images of this size are best rendered together.
+
+        One if the views of an image depend, in their last bits, on which images are beside it: the
+        vector instructions of processors take up to 16 numbers at a time.
+        """
+        new = self._new_sides(height, width)
+        if height * width % 16 or new[0] * new[1] % 16:
+            return 1
+        return piece_of(height * width, new[0] * new[1])
 
     def _needs(self, channels: int) -> dict[str, int]:
         """How many uniform numbers each operation takes per image; none if it never happens."""
@@ -347,6 +368,11 @@ class View:
         sigma = np.where(draws[:, 0] < self.blur, sigma, np.float32(1e-3))
         taps = self._taps((out.shape[1], out.shape[2]))
         return _tensor(draw.blur_kernels(sigma, taps), out)
+
+
+def piece_of(*pixels: int) -> int:
+    """How many images to work on at once, given the pixels of one before and after."""
+    return max(1, PIECE_PIXELS // max(pixels))
 
 
 def _tensor(array: NDArray[Any], like: Tensor) -> Tensor:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from torch import Tensor
@@ -20,6 +23,7 @@ from torch import Tensor
 from harmonium.core.errors import ConfigError, suggest
 from harmonium.data.augment.checks import check_normalisation, check_pixels, normalise
 from harmonium.data.augment.operations import quarter_turns
+from harmonium.data.augment.parameters import Floats
 from harmonium.data.augment.pipeline import View
 
 __all__ = ["PRESETS", "View", "Views", "plain", "preset", "quarter_turns"]
@@ -38,18 +42,57 @@ class Views:
 
     def __call__(self, pixels: Tensor, rng: torch.Generator) -> list[Tensor]:
         """One tensor for each pipeline; see `View.__call__` for shapes."""
-        views: list[Tensor] = []
-        for view, same in itertools.groupby(self.pipelines):
+        return self.of_batches([pixels], [self.chances(pixels, rng)])[0]
+
+    def chances(self, pixels: Tensor, rng: torch.Generator) -> list[Floats]:
+        """The uniform numbers of the views of a batch, for `of_batches`."""
+        return [view.chance(_repeated(pixels, times), rng) for view, times in self._runs]
+
+    def of_batches(
+        self, batches: Sequence[Tensor], chances: Sequence[Sequence[Floats]]
+    ) -> list[list[Tensor]]:
+        """The views of several batches, which take fewer calls than of one after another.
+
+        Args:
+            batches: uint8 `(n, height, width, channels)` each, of images of the same size.
+            chances: what `chances` returned for each of them.
+
+        Returns:
+            For each batch what `__call__` returns, to the bit if there is no more than one batch or
+            no more than `at_once` images.
+        """
+        views: list[list[Tensor]] = [[] for _ in batches]
+        for number, (view, times) in enumerate(self._runs):
             # Equal neighbours are made together: the same numbers for about half the calls.
-            times, count = len(list(same)), pixels.shape[0]
-            images = view(pixels if times == 1 else pixels.repeat(times, 1, 1, 1), rng)
-            views += [images[k * count : (k + 1) * count] for k in range(times)]
+            images = [_repeated(pixels, times) for pixels in batches]
+            chance = [numbers[number] for numbers in chances]
+            if len(batches) == 1:
+                rendered = [view.render(images[0], chance[0])]
+            else:
+                made = view.render(torch.cat(images), np.concatenate(chance))
+                rendered = list(torch.split(made, [len(some) for some in images]))
+            for own, some, pixels in zip(views, rendered, batches, strict=True):
+                own += torch.split(some, len(pixels))
         return views
+
+    def at_once(self, height: int, width: int) -> int:
+        """How many images of this size are best made into views together; see `View.at_once`."""
+        return min(view.at_once(height, width) // times for view, times in self._runs)
+
+    @cached_property
+    def _runs(self) -> list[tuple[View, int]]:
+        """The pipelines, equal neighbours as one with their number."""
+        return [(view, len(list(same))) for view, same in itertools.groupby(self.pipelines)]
 
     def plain(self, pixels: Tensor) -> Tensor:
         """The images themselves, normalised and sized like the first pipeline's views."""
         first = self.pipelines[0]
         return plain(pixels, first.mean, first.std, first.size)
+
+
+def _repeated(pixels: Tensor, times: int) -> Tensor:
+    """The images of a batch so many times, one whole batch after another."""
+    return pixels if times == 1 else pixels.repeat(times, 1, 1, 1)
 
 
 def plain(
