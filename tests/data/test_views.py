@@ -432,8 +432,8 @@ def test_faithful_jitter_follows_the_drawn_order():
                     continue
                 other = (
                     torch.zeros(1),
-                    (planes[:, 0] * ops.LUMA[:, None, None]).sum(0).mean(),
-                    (planes[:, 0] * ops.LUMA[:, None, None]).sum(0),
+                    (planes[:, 0] * torch.tensor(ops.LUMA)[:, None, None]).sum(0).mean(),
+                    (planes[:, 0] * torch.tensor(ops.LUMA)[:, None, None]).sum(0),
                 )[which]
                 factor = float(factors[0, which])
                 planes = (factor * planes + (1 - factor) * other).clamp(0, 1)

@@ -67,9 +67,9 @@ def seen_by(found: Trial) -> tuple[Any, Any]:
 def context_of(
     negatives: Tensor | None, targets: Any = None, weighed: list[Any] | None = None
 ) -> DictionaryAndTargets:
-    def record_terms(alignment: float, contrast: float) -> None:
+    def record_terms(alignment: Tensor, contrast: Tensor) -> None:
         if weighed is not None:
-            weighed.append((alignment, contrast))
+            weighed.append((alignment.item(), contrast.item()))
 
     batches = targets or iter(())
     return DictionaryAndTargets(
@@ -336,8 +336,8 @@ def test_the_ratio_that_is_told_is_of_alignment_to_contrast() -> None:
     told = found.method.train(client_of(found), SimpleNamespace(**got))
     bare = replace(found.method, strength=0.0).train(client_of(found), SimpleNamespace(**got))
     assert bare["ratio"] == 0
-    wanted = (told["loss"] - bare["loss"]) / bare["loss"]
-    assert told["ratio"] == pytest.approx(wanted, rel=1e-4)
+    wanted = float((told["loss"] - bare["loss"]) / bare["loss"])
+    assert float(told["ratio"]) == pytest.approx(wanted, rel=1e-4)
 
 
 def test_clients_that_are_away_keep_their_average() -> None:

@@ -258,7 +258,7 @@ def test_the_loss_is_the_objectives_twice(objective: dict[str, Any]) -> None:
 def test_each_view_has_the_style_of_its_own_kind(plain: Trial) -> None:
     parts, seen, context = seen_by(plain)
     pixels, make = seen.batch.pixels, seen.batch.make
-    pictures, copies = context.style_features(seen.batch.index).chunk(2)
+    pictures, copies = context.style_features(seen.batch).chunk(2)
     torch.testing.assert_close(pictures, parts["style"](make.plain(pixels)))
     torch.testing.assert_close(copies, parts["style"](make.plain(sobel(pixels))))
     assert not pictures.requires_grad and not torch.allclose(pictures, copies)

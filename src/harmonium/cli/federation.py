@@ -304,6 +304,9 @@ def start_client(
         float | None,
         typer.Option("--keep-days", help="Delete answers and states of runs older than this."),
     ] = None,
+    device: Annotated[
+        str, typer.Option("--device", help="Where to compute: auto, cpu, cuda, cuda:1 or mps.")
+    ] = "auto",
 ) -> None:
     """Take part in runs with the images of this site.
 
@@ -330,7 +333,7 @@ def start_client(
         images.inspect(note)
     with long_work(err):
         more: dict[str, Any] = {"address": address, "insecure": insecure, "once": once}
-        run_client(opened, images, note, keep_days=keep_days, **more)
+        run_client(opened, images, note, keep_days=keep_days, device=device, **more)
 
 
 @client.command("check")

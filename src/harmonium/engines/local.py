@@ -12,15 +12,18 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+import torch
+
 from harmonium.core import codec, files
 from harmonium.core.allocator import allocator_environment
+from harmonium.core.devices import CPU
 from harmonium.core.errors import EngineError, HarmoniumError
 from harmonium.core.processes import child_environment, end_process, start_module
 from harmonium.core.progress import Listener, current_listener
@@ -40,12 +43,21 @@ class LocalEngine(StateVersions):
     is_remote = False
     shows_states = True
 
-    def __init__(self, runtime: ClientRuntime, folder: Path, workers: int) -> None:
-        """Run tasks of `runtime`; workers build their own from the run's `folder`."""
+    def __init__(
+        self,
+        runtime: ClientRuntime,
+        folder: Path,
+        workers: int,
+        devices: Sequence[torch.device] = (CPU,),
+    ) -> None:
+        """Run tasks of `runtime`; workers build their own from the run's `folder`.
+
+        Workers are spread over the devices; without workers, tasks run on the first.
+        """
         super().__init__()
-        self.runtime = runtime
+        self.runtime = runtime if runtime.device == devices[0] else runtime.on(devices[0])
         self._folder = folder
-        self._pool = _Pool(folder, workers) if workers else None
+        self._pool = _Pool(folder, workers, devices) if workers else None
 
     def __enter__(self) -> LocalEngine:
         """Nothing to prepare: workers start with the first ask."""
@@ -124,8 +136,9 @@ class LocalEngine(StateVersions):
 class _Pool:
     """Worker processes, each served by one thread of this process."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, devices: Sequence[torch.device]) -> None:
         self._folder = folder
+        self._devices = [devices[number % len(devices)] for number in range(count)]  # free ones
         self._count = count
         self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
         self._all: set[_Worker] = set()
@@ -168,9 +181,7 @@ class _Pool:
             try:
                 result = worker.ask(message, listener)
             except (OSError, EOFError, ValueError):  # ValueError: its streams are closed
-                self._all.discard(worker)
-                worker.end()
-                self._idle.put(None)
+                self._replace(worker)
                 continue
             self._idle.put(worker)
             if "error" in result:
@@ -190,12 +201,19 @@ class _Pool:
             with self._lock:
                 if self._closing:
                     raise EngineError("the run is being stopped")
-                worker = _Worker(self._folder)
+                worker = _Worker(self._folder, self._devices.pop())
                 self._all.add(worker)
                 return worker
         except BaseException:
             self._idle.put(None)
             raise
+
+    def _replace(self, worker: _Worker) -> None:
+        """End a worker; another one starts on its device when it is needed."""
+        self._all.discard(worker)
+        worker.end()
+        self._devices.append(worker.device)
+        self._idle.put(None)
 
     def close(self) -> None:
         """End all workers now, even in the middle of a task."""
@@ -209,10 +227,15 @@ class _Pool:
 class _Worker:
     """One worker process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        self.device = device
         self._started = False  # it has sent its first frame
         self._process = start_module(
-            "harmonium.runs.worker", str(folder), str(os.getpid()), environment=task_environment()
+            "harmonium.runs.worker",
+            str(folder),
+            str(os.getpid()),
+            str(device),
+            environment=task_environment(),
         )
 
     @property

@@ -7,14 +7,19 @@ so a task gives the same bits wherever it runs.
 from __future__ import annotations
 
 import hmac
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from harmonium.core import codec, files, seeds
+from harmonium.core.devices import CPU, room_for
 from harmonium.core.errors import StoreError
 from harmonium.core.threads import single_thread
 from harmonium.core.types import ClientId
@@ -62,7 +67,12 @@ class ClientRuntime:
     noise: Randomness = "system"
     public: Images | None = None
     masks: Masks | None = None  # secure aggregation: every upload is masked
+    device: torch.device = CPU  # where tasks compute
     key: bytes = b""  # a site's secret, which hides the digests of its states from the server
+
+    def on(self, device: torch.device) -> ClientRuntime:
+        """The same runtime with another device."""
+        return replace(self, device=device)
 
     def perform(self, task: Task, broadcast: bytes) -> codec.Tree:
         """Run a task; the result is a plain tree, ready to be sent."""
@@ -91,12 +101,15 @@ class ClientRuntime:
                 self.images,
                 self.indices[task.client],
                 uses_labels=method.reads_labels,
+                device=self.device,
+                resident=self.resident,
             ),
             views=method.views,
             rng=seeds.torch_rng(seed, *path),
             noise=Noise(self.noise, seeds.torch_rng(seed, "noise", *path)),
             public=self.public,
             state=version.state,
+            device=self.device,
         )
         declared, opened = method.exchanges().get(task.step), None
         if self.masks is not None and declared is not None and declared.up:
@@ -116,6 +129,16 @@ class ClientRuntime:
             "releases": [asdict(release) for release in client.releases],
             "state": self._write_state(task, client.state, version),
         }
+
+    @cached_property
+    def resident(self) -> Tensor | None:
+        """The pixels of all images on the device, if they fit beside the training; else none."""
+        if self.device.type == "cpu" or not len(self.images):
+            return None
+        bytes_of_all = len(self.images) * math.prod(self.images.shape)
+        if not room_for(bytes_of_all, self.device):
+            return None
+        return torch.from_numpy(np.array(self.images.pixels)).to(self.device)
 
     def _keyring(self, task: Task, masks: Masks) -> Keyring:
         """The client's secrets for this masked ask, which are not part of its state."""

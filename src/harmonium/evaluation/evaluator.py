@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from harmonium.core import seeds
+from harmonium.core.devices import inference, placed, sent, to_host
 from harmonium.core.errors import ConfigError, UnknownSetting, suggest
 from harmonium.core.progress import emit
 from harmonium.core.threads import single_thread
@@ -299,10 +300,11 @@ class Evaluator:
         train, images = self.data.train, self.data.validation
         images = images if len(images) >= min(FEWEST, len(train)) else train
         pixels = torch.from_numpy(np.array(_some(images, self.settings.health).pixels))
-        views = self.views(pixels, seeds.torch_rng(self.seed, "health"))
-        views = views if len(views) > 1 else views * 2
-        with evaluating(encoder), single_thread(), torch.inference_mode():
-            return health(encoder(views[0]), encoder(views[1]))
+        with placed(encoder) as device, evaluating(encoder), single_thread(), inference(device):
+            views = self.views(sent(pixels, device), seeds.torch_rng(self.seed, "health"))
+            views = views if len(views) > 1 else views * 2
+            first, second = to_host([encoder(view) for view in views[:2]])
+            return health(first, second)
 
 
 def figures_of(answers: Mapping[str, Answers]) -> dict[str, Any]:

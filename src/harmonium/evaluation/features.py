@@ -1,4 +1,7 @@
-"""One pass of a frozen encoder over images; every probe reads the matrix it returns."""
+"""One pass of a frozen encoder over images; every probe reads the matrix it returns.
+
+The pass is made on the current device (`core/devices.py`), and the matrix read back at its end.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from harmonium.core.devices import current, inference, placed, room_for, sent, to_host
 from harmonium.core.errors import ConfigError, DataError
 from harmonium.core.threads import single_thread
 from harmonium.data.images import Images
@@ -47,17 +51,16 @@ def embed(
         raise ConfigError(f"embed needs a batch of at least 1 image, got {batch}")
     if len(pixels) == 0:
         raise DataError("there are no images to embed")
-    parameter = next(encoder.parameters(), None)
-    device = parameter.device if parameter is not None else torch.device("cpu")
+    device = current()
 
     def features_of(start: int) -> Tensor:
         rows = np.arange(start, min(start + batch, len(pixels)))
         # A copy, because torch cannot wrap the read-only pages of a memory-mapped file.
         taken = pixels.batch(rows) if isinstance(pixels, Images) else pixels[rows]
-        bare = torch.from_numpy(np.array(taken))
-        with torch.inference_mode():
+        bare = sent(torch.from_numpy(np.array(taken)), device)
+        with inference(device):
             prepared = prepare(bare) if views is None else views(bare, start)
-            part: Tensor = encoder(prepared.to(device)).cpu()
+            part: Tensor = encoder(prepared)
         if part.ndim != 2 or len(part) != len(rows):
             raise DataError(
                 f"an encoder must give one feature vector an image: {len(rows)} images "
@@ -65,12 +68,16 @@ def embed(
             )
         return part
 
-    with evaluating(encoder), single_thread():
+    with placed(encoder), evaluating(encoder), single_thread():
         starts = range(0, len(pixels), batch)
-        with ThreadPoolExecutor(min(os.cpu_count() or 1, len(starts))) as threads:
+        at_once = (os.cpu_count() or 1) if device.type == "cpu" else 1
+        with ThreadPoolExecutor(min(at_once, len(starts))) as threads:
             parts = []
             for start, part in zip(starts, threads.map(features_of, starts), strict=True):
-                parts.append(part)
+                if start == 0:
+                    stays = room_for(len(pixels) * part[0].numel() * part.element_size(), device)
+                parts.append(part if stays else to_host(part))
                 watch(min(start + batch, len(pixels)), len(pixels))
             # The copy is made outside inference mode, so that later code may use autograd.
-            return torch.cat(parts).clone()
+            features: Tensor = to_host(torch.cat(parts))
+            return features.clone()

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harmonium.core import seeds
+from harmonium.core.devices import CPU, current, room_for, seeded, sent
 from harmonium.core.errors import ConfigError, DataError
 from harmonium.core.progress import work
 from harmonium.core.threads import single_thread
@@ -104,34 +105,39 @@ def finetune(encoder: nn.Module, images: Images, how: Tuning, prepare: Prepare, 
         raise DataError(f"fine-tuning needs at least 2 labelled images, got {len(known)}")
     pixels = torch.from_numpy(np.array(images.batch(known)))
     classes, wanted = torch.unique(torch.from_numpy(images.labels[known]), return_inverse=True)
-    rng = seeds.torch_rng(seed, "finetune")
+    rng, device = seeds.torch_rng(seed, "finetune"), current()
+    if room_for(pixels.numel(), device):
+        pixels = sent(pixels, device)
+    wanted = sent(wanted, device)
     with (
         single_thread(),
-        torch.random.fork_rng(devices=[]),
+        seeded(device, seeds.seed_of(seed, "finetune", "torch")),
         work("fine-tuning", how.epochs * len(known), "images") as at,
     ):
-        torch.default_generator.manual_seed(seeds.seed_of(seed, "finetune", "torch"))
-        network = copy.deepcopy(encoder)
+        network = copy.deepcopy(encoder).to(device)
         with torch.no_grad(), evaluating(network):
-            dim = network(prepare(pixels[:1])).shape[1]
-        whole = nn.Sequential(network, _head(how, dim, len(classes)))
+            dim = network(prepare(sent(pixels[:1], device))).shape[1]
+        whole = nn.Sequential(network, _head(how, dim, len(classes)).to(device))
         whole.train().requires_grad_(True)
         optimiser = _optimiser(how, list(whole.parameters()))
         for epoch in range(how.epochs):
             for group in optimiser.param_groups:
                 group["lr"] = how.rate(epoch)
             order = torch.randperm(len(known), generator=rng)
+            there = sent(order, device)
             for step, rows in enumerate(torch.split(order, how.batch)):
                 at(epoch * len(known) + step * how.batch)
                 if len(rows) < 2 < len(known):  # BatchNorm needs two; another epoch has it
                     continue
-                some = pixels[rows]
+                here = there[step * how.batch :][: len(rows)]
+                some = sent(pixels[here if pixels.device == device else rows], device)
                 seen = prepare(some) if how.view is None else how.view(some, rng)
                 optimiser.zero_grad()
-                loss = functional.cross_entropy(whole(seen), wanted[rows])
+                loss = functional.cross_entropy(whole(seen), wanted[here])
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
-    return Tuned(whole.eval().requires_grad_(False), classes)
+        optimiser.zero_grad()  # gradients need not come home
+    return Tuned(whole.eval().requires_grad_(False).to(CPU), classes)
 
 
 def _head(how: Tuning, dim: int, classes: int) -> nn.Module:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from harmonium.core.devices import current, room_for, sent, to_host
 from harmonium.core.errors import ConfigError, DataError
 from harmonium.core.progress import work
 from harmonium.core.threads import single_thread
@@ -90,9 +91,13 @@ def knn_votes(
         bank, bank_labels = bank[known], bank_labels[known]
     # Labels may be any numbers; votes are counted in one column for each that occurs.
     classes, columns = torch.unique(bank_labels.long(), return_inverse=True)
+    device = current()
+    if device.type != "mps" and room_for(4 * (bank.numel() + queries.numel()), device):
+        bank, queries, columns = (sent(one, device) for one in (bank, queries, columns))
     voters = _Bank.of(bank.detach().float(), columns, len(classes))
     votes = torch.empty(len(queries), len(classes), dtype=torch.float64, device=columns.device)
     workers = max(1, min(torch.get_num_threads(), THREADS, -(-len(queries) // chunk)))
+    workers = workers if votes.device.type == "cpu" else 1
 
     def vote(first: int) -> None:
         space = bank.new_empty(max(chunk, LEAST) * voters.size, dtype=torch.float32)
@@ -104,7 +109,7 @@ def knn_votes(
 
     with single_thread(), ThreadPoolExecutor(workers) as threads, work("nearest neighbours"):
         list(threads.map(vote, range(workers)))
-    return votes, classes
+    return to_host(votes), classes
 
 
 def knn_answers(

@@ -6,10 +6,10 @@ Wright 2006, section 7.2). Here it begins with the second moments of the feature
 curvature of the classes, plus the penalty: one small matrix, from a sample of rows. Features of
 very different spread then take tens of passes over the data instead of hundreds.
 
-Passes are in float32, block by block, with scores and gradient of a block while it is in the cache.
-Sums over blocks and all that has the size of the weights is float64. Torch's threads share the
-blocks, each computing on its own; sums are in the order of the rows, so the bits are those of one
-thread.
+Passes are in float32 on the current device, block by block, with scores and gradient of a block
+while it is in the cache. Sums over blocks and all that has the size of the weights is float64.
+Torch's threads share the blocks, each computing on its own; sums are in the order of the rows, so
+the bits are those of one thread. A pass reads the device back once.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from harmonium.core.devices import current, room_for, sent, to_host
 from harmonium.core.progress import emit
 from harmonium.core.threads import single_thread
 
@@ -73,7 +74,11 @@ def regressions(
         if len(features) < features.shape[1]:  # solve in the span of the rows, where solutions lie
             basis, mixture = torch.linalg.qr(features.T.double())
             features = mixture.T.float().contiguous()
-        share = threads.map if workers > 1 and len(features) > PART else map
+        device = current()
+        if device.type != "mps" and room_for(4 * features.numel(), device):  # mps has no float64
+            features, labels = sent(features, device), sent(labels, device)
+        alone = workers == 1 or len(features) <= PART or features.device.type != "cpu"
+        share = map if alone else threads.map
 
         def evaluate(weights: Tensor) -> LossEvaluation:
             return _evaluate(features, labels, weights, share)
@@ -161,11 +166,12 @@ def _evaluate(
     features: Tensor, labels: Tensor, weights: Tensor, share: Callable[..., Any]
 ) -> LossEvaluation:
     """One pass over the data."""
-    narrow = weights[:, :-1].float().contiguous()
-    intercept = weights[:, -1:].float()
+    there = sent(weights.float(), features.device)
+    narrow, intercept = there[:, :-1].contiguous(), there[:, -1:]
 
-    def part(start: int) -> tuple[float, Tensor, float]:
-        loss, gradient, squares = 0.0, torch.zeros_like(weights), 0.0
+    def part(start: int) -> tuple[Tensor, Tensor, Tensor]:
+        gradient = torch.zeros_like(there, dtype=torch.float64)
+        loss, squares = gradient.new_zeros(()), gradient.new_zeros(())
         stop = min(start + PART, len(features))
         for begin in range(start, stop, BLOCK):
             rows = features[begin : min(begin + BLOCK, stop)]
@@ -173,11 +179,11 @@ def _evaluate(
             # One column an image: sums over classes run along rows of memory.
             scores = torch.addmm(intercept, narrow, rows.T)
             scores -= scores.amax(dim=0)
-            loss -= float(scores.gather(0, own).sum(dtype=torch.float64))
+            loss -= scores.gather(0, own).sum(dtype=torch.float64)
             total = scores.exp_().sum(dim=0)
-            loss += float(total.log().sum(dtype=torch.float64))
+            loss += total.log().sum(dtype=torch.float64)
             chances = scores.div_(total)
-            squares += float(torch.linalg.vector_norm(chances)) ** 2
+            squares += torch.linalg.vector_norm(chances).double().square()
             chances.scatter_add_(0, own, torch.full_like(own, -1.0, dtype=torch.float32))
             gradient[:, :-1] += chances @ rows
             gradient[:, -1] += chances.sum(dim=1)
@@ -185,15 +191,19 @@ def _evaluate(
 
     losses, gradients, squares = zip(*share(part, range(0, len(features), PART)), strict=True)
     count = len(features)
-    gradient = torch.stack(gradients).sum(dim=0) / count
-    return LossEvaluation(sum(losses) / count, gradient, (1 - sum(squares) / count) / len(weights))
+    gradient, *parts = to_host(
+        [torch.stack(gradients).sum(dim=0), torch.stack(losses), torch.stack(squares)]
+    )
+    loss, square = (sum(one.tolist()) / count for one in parts)
+    return LossEvaluation(loss, gradient / count, (1 - square) / len(weights))
 
 
 def _moments(features: Tensor) -> Tensor:
     """Second moments `(dim + 1, dim + 1)` of features and a 1, from evenly spaced rows."""
     rows = features[:: -(-len(features) // SAMPLE)]
-    rows = torch.cat([rows, torch.ones(len(rows), 1)], dim=1)
-    return (rows.T @ rows / len(rows)).double()
+    rows = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
+    moments: Tensor = to_host(rows.T @ rows / len(rows))
+    return moments.double()
 
 
 def _root(moments: Tensor, penalty: Tensor, curvature: float) -> Tensor:

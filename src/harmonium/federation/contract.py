@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Mapping
 from typing import Any, get_args
 
-from torch import nn
+from torch import Tensor, nn
 
 from harmonium.core import codec
 from harmonium.core.errors import ConfigError, WireError, suggest
 from harmonium.core.types import Kind, Rule
-from harmonium.federation.wire import Ask, Declaration, Exchange
+from harmonium.federation.wire import Ask, Declaration, Exchange, Field
 from harmonium.learning.contract import called
 
 
@@ -148,7 +148,13 @@ def checked_answer(answer: Any, method: object, declared: Exchange) -> dict[str,
             f"{called(method)}.{declared.name} returns {got}: it must return its declared fields, "
             f"`return {{{fields}}}`"
         )
-    return dict(answer)
+    return {name: _plain(value, declared.up.get(name)) for name, value in answer.items()}
+
+
+def _plain(value: Any, declared: Field | None) -> Any:
+    """A scalar that was computed as a tensor, as a number; anything else as it is."""
+    scalar = declared is not None and declared.kind == "scalar"
+    return value.item() if scalar and isinstance(value, Tensor) and value.numel() == 1 else value
 
 
 def checked_numbers(numbers: Any, method: object) -> dict[str, float]:

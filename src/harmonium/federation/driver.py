@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
-from harmonium.core import codec, seeds
+from harmonium.core import codec, devices, seeds
 from harmonium.core.errors import Diverged, NotEnoughReplies, WireError, counted, one_line, suggest
 from harmonium.core.progress import work
 from harmonium.core.threads import single_thread
@@ -92,9 +92,10 @@ def handle(
         raise WireError(f"{called(method)} has no exchange `{step}`: {suggest(step, exchanges)}")
     filters = filters_of(method, exchanges[step])
     down = filters.received(down)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seeds.seed_of(seed, "torch"))
-        answer = getattr(method, step)(client, Folded(**down))
+    client.state = devices.moved(client.state, client.device)
+    with devices.seeded(client.device, seeds.seed_of(seed, "torch")):
+        answer = getattr(method, step)(client, Folded(**devices.moved(down, client.device)))
+    answer, client.state = devices.to_host([answer, client.state])
     up = contract.checked_answer(answer, method, exchanges[step])
     reply = filters.reply(client, down, up)
     contract.check_kept(client.state, method.may_keep(), f"{called(method)}.{step}", "keeps")

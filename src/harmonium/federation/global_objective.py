@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from harmonium.core import seeds
+from harmonium.core.devices import wide
 from harmonium.core.errors import WireError, counted
 from harmonium.core.types import Weights
 from harmonium.federation.aggregation import Mean
@@ -186,9 +187,10 @@ def client_means(method: Method, client: Client, model: Weights) -> dict[str, Va
     with torch.no_grad():
         for share, batch in _batches(method, client):
             seen = method.objective.see(parts, batch)
-            total = total + share * method.objective.means(parts, seen)
+            means = method.objective.means(parts, seen)
+            total = total.to(means.device) + share * means
     count = len(client.examples)
-    local = method.objective.from_means(total, count).item()
+    local = method.objective.from_means(total, count)
     return {"means": total.float(), "local_objective": local, "images": count}
 
 
@@ -202,7 +204,7 @@ def client_gradient(
     total = {key: torch.zeros_like(parameter) for key, parameter in wanted.items()}
     for share, batch in _batches(method, client):
         means = method.objective.means(parts, method.objective.see(parts, batch))
-        weighted = share * (slope.double() * means).sum()
+        weighted = share * (wide(slope).to(means.device) * means).sum()
         gradients = torch.autograd.grad(weighted, list(wanted.values()), allow_unused=True)
         for key, part in zip(wanted, gradients, strict=True):
             if part is not None:

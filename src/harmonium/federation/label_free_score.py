@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
+from harmonium.core.devices import to_host
 from harmonium.core.errors import ConfigError, counted
 from harmonium.core.types import ClientId, Weights
 from harmonium.data.augment.views import Views
@@ -96,10 +97,11 @@ def appraised(method: Method, client: Client, model: Weights) -> dict[str, Value
     if method.has_own_encoders:
         from harmonium.federation.method import Server  # which imports this module
 
+        model, state = to_host([model, client.state])
         server = Server({}, model, memory={"statistics": {}})
-        encoder = method.represent(server, client.state)
+        encoder = method.represent(server, state).to(client.device)
     else:
-        encoder = method.blueprint.copy_from(model).eval()["encoder"]
+        encoder = method.blueprint.copy_from(model, device=client.device).eval()["encoder"]
     assert method.appraisal is not None
     first, second = _features(method.appraisal.views, method.views, client, encoder)
     if method.appraisal.centred:
@@ -121,8 +123,8 @@ def _features(
             both = views(client.examples.pixels(index), client.rng)
             for features, view in zip(rows, both, strict=True):
                 features.append(encoder(view))
-    first, second = (torch.cat(features).double() for features in rows)
-    return first, second
+    first, second = to_host([torch.cat(features) for features in rows])
+    return first.double(), second.double()
 
 
 def _two(wanted: Views, known: Views) -> Views:

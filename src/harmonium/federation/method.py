@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from harmonium.core import seeds
+from harmonium.core.devices import CPU
 from harmonium.core.errors import NotEnoughReplies, counted
 from harmonium.core.types import ClientId, Kind, Rule, Weights
 from harmonium.data.augment.views import Views, preset
@@ -78,6 +79,7 @@ class Server:
     moments: Mapping[str, Any] = field(default_factory=dict)  # the server optimiser's memory
     public: Images | None = None
     account: Account = field(default_factory=Account, compare=False)  # releases so far
+    device: torch.device = field(default=CPU, compare=False)  # where plans train on public images
 
     @property
     def everyone(self) -> list[ClientId]:
@@ -502,7 +504,7 @@ class Method:
     def pull(self, client: Client, model: Mapping[str, Tensor]) -> Parts:
         """The model to work on: initialised, then the message's parts, then the client's own."""
         local = client.state.get("parts")
-        parts = self.blueprint.copy_from(model, local or {})
+        parts = self.blueprint.copy_from(model, local or {}, device=client.device)
         self.objective.prepare(parts, first=local is None)
         return parts
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from harmonium.core.errors import NotEnoughReplies
 from harmonium.core.types import Weights
+from harmonium.learning.client import Client
 from harmonium.learning.parts import Parts
 
 if TYPE_CHECKING:
@@ -45,9 +46,10 @@ def as_sent(method: Method, model: Weights, state: Mapping[str, Any]) -> nn.Modu
     return method.blueprint.copy_from(sent, state.get("parts", {})).eval()["encoder"]
 
 
-def resumed(method: Method, weights: Weights | None) -> Parts:
+def resumed(method: Method, client: Client) -> Parts:
     """The client's own model, as kept or else at initialisation, ready for training."""
-    parts = method.blueprint.copy_from(weights or {})
+    weights: Weights | None = client.state.get("mine")
+    parts = method.blueprint.copy_from(weights or {}, device=client.device)
     method.objective.prepare(parts, first=weights is None)
     return parts
 

@@ -28,9 +28,12 @@ def public_client(method: Method, server: Server, purpose: str) -> Client:
         id=SERVER,
         round=server.round,
         rounds=method.world.rounds,
-        examples=Examples(server.public, everything, uses_labels=method.reads_labels),
+        examples=Examples(
+            server.public, everything, uses_labels=method.reads_labels, device=server.device
+        ),
         views=method.views,
         rng=rng,
         noise=Noise("simulated", rng),
         public=server.public,
+        device=server.device,
     )

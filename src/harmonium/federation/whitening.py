@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from harmonium.core.devices import to_host
 from harmonium.core.errors import DataError, counted
 from harmonium.core.types import Weights
 from harmonium.evaluation.whitening import Moments, Whitening, moments_of, whitening
@@ -88,8 +89,8 @@ def client_moments(method: Method, client: Client, model: Weights) -> dict[str, 
     count = len(client.examples)
     if count < LEAST:
         raise Decline(f"it has {counted(count, 'example')}, too few to send moments of")
-    encoder = method.blueprint.copy_from(model).eval()["encoder"]
-    sums = moments_of(client.features(encoder))
+    encoder = method.blueprint.copy_from(model, device=client.device).eval()["encoder"]
+    sums = moments_of(to_host(client.features(encoder)))
     return {
         "first": sums.first / count,
         "second": upper_triangle(sums.second / count),

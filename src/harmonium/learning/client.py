@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harmonium.core.devices import CPU, sent, to_host
 from harmonium.core.errors import WireError
 from harmonium.core.progress import work
 from harmonium.core.types import ClientId, Weights
@@ -37,11 +38,25 @@ class Decline(Exception):
 class Examples:
     """One client's images, with labels only for methods that declare `uses_labels`."""
 
-    def __init__(self, images: Images, index: np.ndarray, *, uses_labels: bool = False) -> None:
-        """Take the images at `index`; `labels` raises an error unless `uses_labels`."""
+    def __init__(
+        self,
+        images: Images,
+        index: np.ndarray,
+        *,
+        uses_labels: bool = False,
+        device: torch.device = CPU,
+        resident: Tensor | None = None,
+    ) -> None:
+        """Take the images at `index`; `labels` raises an error unless `uses_labels`.
+
+        Pixels and labels are given on `device`. `resident` has the pixels of all `images` there, if
+        they fit; otherwise every batch is sent.
+        """
+        self.device = device
         self._images = images
         self._index = index
         self._uses_labels = uses_labels
+        self._resident = resident
 
     def __len__(self) -> int:
         return len(self._index)
@@ -51,23 +66,47 @@ class Examples:
         """Height and width of every image."""
         return self._images.shape[:2]
 
-    def pixels(self, index: Tensor | None = None, *, count: bool = True) -> Tensor:
+    def pixels(
+        self, index: Tensor | None = None, here: Tensor | None = None, *, count: bool = True
+    ) -> Tensor:
         """Images as uint8 (n, height, width, channels): those at `index`, or all.
 
-        Without `count` they are not counted as read: see `count`.
+        `here` is `index` on the device, where it is there already. Without `count` the images are
+        not counted as read: see `count`.
         """
         rows = self._index if index is None else self._index[index.numpy()]
         if count:
             self.count(len(rows))
-        return torch.from_numpy(np.ascontiguousarray(self._images.batch(rows)))
+        if self._resident is None:
+            pixels = torch.from_numpy(np.ascontiguousarray(self._images.batch(rows)))
+            return sent(pixels, self.device)
+        if index is None:
+            return self._resident[self._rows]
+        return self._resident[self._rows[sent(index, self.device) if here is None else here]]
 
     def count(self, images: int) -> None:
         """Count images as read; raises WireError if a task may not read as many."""
         if (reading := _reading.get()) is not None:
             reading.add(images / max(1, len(self)))
 
-    def labels(self, index: Tensor | None = None) -> Tensor:
-        """Labels (n,) int64, -1 where unknown."""
+    def labels(self, index: Tensor | None = None, here: Tensor | None = None) -> Tensor:
+        """Labels (n,) int64, -1 where unknown; `here` as in `pixels`."""
+        if self.device.type == "cpu" or index is None:
+            return sent(self.host_labels(index), self.device)
+        return self._labels[sent(index, self.device) if here is None else here]
+
+    @cached_property
+    def _rows(self) -> Tensor:
+        """Where the examples are among all images, on the device."""
+        return sent(torch.from_numpy(np.array(self._index)), self.device)  # mapped files warn
+
+    @cached_property
+    def _labels(self) -> Tensor:
+        """The labels of all examples, on the device."""
+        return sent(self.host_labels(), self.device)
+
+    def host_labels(self, index: Tensor | None = None) -> Tensor:
+        """The same on the CPU, to decide by without waiting for the device."""
         if not self._uses_labels:
             raise WireError(
                 "this method reads labels but does not declare it: set `uses_labels = True` in its "
@@ -127,16 +166,27 @@ def abridged(enough: Callable[[int], bool]) -> Iterator[None]:
 class Batch:
     """Some of a client's examples; pixels and views are computed on first use."""
 
-    index: Tensor  # (n,) positions within the client's examples
+    index: Tensor  # (n,) positions within the client's examples, on the CPU
     examples: Examples
     make: Views
     rng: torch.Generator
+    moved: Tensor | None = None  # the same on the device, where it is there already
     ahead: tuple[Ahead, int] | None = field(default=None, kw_only=True)  # and its place in there
+
+    @property
+    def device(self) -> torch.device:
+        """Where pixels, views and labels are."""
+        return self.examples.device
+
+    @cached_property
+    def here(self) -> Tensor:
+        """`index` on the device, for rows of tensors that are there."""
+        return sent(self.index, self.device) if self.moved is None else self.moved
 
     @cached_property
     def pixels(self) -> Tensor:
         """The stored images, uint8 (n, height, width, channels)."""
-        return self.examples.pixels(self.index)
+        return self.examples.pixels(self.index, self.moved)
 
     @cached_property
     def views(self) -> list[Tensor]:
@@ -158,7 +208,16 @@ class Batch:
     @property
     def labels(self) -> Tensor:
         """Labels (n,), for methods that declare `uses_labels`."""
-        return self.examples.labels(self.index)
+        return self.examples.labels(self.index, self.moved)
+
+    @property
+    def host_labels(self) -> Tensor:
+        """The labels on the CPU, to decide by without waiting for the device."""
+        return self.examples.host_labels(self.index)
+
+    def where(self, chosen: Tensor) -> Tensor:
+        """Positions in the batch, on the device, of images chosen by a mask on the CPU."""
+        return sent(chosen.nonzero().flatten(), self.device)
 
 
 @dataclass
@@ -175,6 +234,7 @@ class Client:
     public: Images | None = None  # the shared public set, the same everywhere
     state: dict[str, Any] = field(default_factory=dict)  # survives between asks; never sent
     releases: list[Release] = field(default_factory=list)
+    device: torch.device = CPU  # where its messages, state, pixels and models are
     _released: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # values and copies
 
     def batches(
@@ -199,7 +259,9 @@ class Client:
             least = max(least, min(size, count))
         who = "training at the server" if self.id < 0 else f"client {self.id}"
         enough, seen, made = _enough.get(), 0, 0
-        ahead = Ahead(self.examples, self.views, self.rng) if enough is None else None
+        ahead = None
+        if enough is None and self.device.type == "cpu":  # an accelerator is busy enough
+            ahead = Ahead(self.examples, self.views, self.rng)
         with work(who, epochs * count, "images") as at:
             for _ in range(epochs):
                 order = torch.randperm(count, generator=self.rng)
@@ -208,9 +270,10 @@ class Client:
                 coming = coming if steps is None else coming[: steps - made]
                 if ahead is not None:
                     ahead.epoch(coming)
-                for place, index in enumerate(coming):
+                moved = torch.split(sent(order, self.device), size)
+                for place, (index, here) in enumerate(zip(coming, moved, strict=False)):
                     own = None if ahead is None else (ahead, place)
-                    yield Batch(index, self.examples, self.views, self.rng, ahead=own)
+                    yield Batch(index, self.examples, self.views, self.rng, here, ahead=own)
                     made += 1
                     at(seen := seen + len(index))
                     if made == steps or (enough is not None and enough(made)):
@@ -231,11 +294,10 @@ class Client:
             for some in self.pieces("features", torch.split(index, size)):
                 rows.append(model(self.views.plain(self.examples.pixels(some))))
         outputs = torch.cat(rows)
-        missing = len(index) - len(outputs)
-        if not missing:
+        if len(outputs) == len(index):
             return outputs
-        repeated = outputs[torch.arange(missing) % len(outputs)]  # `abridged` needs the shape only
-        return torch.cat([outputs, repeated])
+        times = -(-len(index) // len(outputs))  # `abridged` needs the shape only
+        return outputs.repeat(times, *[1] * (outputs.dim() - 1))[: len(index)]
 
     def pieces(self, what: str, pieces: Sequence[Tensor]) -> Iterator[Tensor]:
         """The pieces (positions of examples) one by one, with progress; see `abridged`."""
@@ -264,7 +326,7 @@ class Client:
         with `add-remove` when one is added or removed. `then` post-processes the noisy value
         (symmetrise, pack). The handler must send the returned value unchanged under `name`.
         """
-        noisy = self.noise.gaussian(value, sigma)
+        noisy = self.noise.gaussian(to_host(value), sigma)
         by = Release(name, "gaussian", sensitivity, sigma, self.noise.source, neighbours=neighbours)
         return self.released(name, noisy if then is None else then(noisy), [by])
 
@@ -276,6 +338,7 @@ class Client:
         """
         if not by:
             raise WireError(f"`{name}` is released without a record of the noise in it")
+        value = to_host(value)  # as it will be sent
         self.releases += [replace(each, field=name, noise=self.noise.source) for each in by]
         self._released[name] = (value, _copy(value))
         return value

@@ -20,13 +20,14 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from harmonium.core.devices import wide
 from harmonium.learning.client import Batch, Client
 from harmonium.learning.contract import checked_loss
 from harmonium.learning.training import Local
 from harmonium.privacy.mechanisms import Release
 
 
-@dataclass
+@dataclass(kw_only=True)
 class One(Batch):
     """A single image of a batch, with the views that it has there."""
 
@@ -65,25 +66,28 @@ def step(
     batch: Batch,
     local: Local,
     client: Client,
-) -> float:
+) -> Tensor:
     """Set `grad` to the noisy mean of the clipped gradients; returns the mean loss."""
     clip = local.dp_clip or math.inf
-    sums = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
-    total, count = 0.0, len(batch.index)
+    sums = [wide(torch.zeros_like(p)) for p in parameters]
+    losses, count = list[Tensor](), len(batch.index)
     for place in range(count):
         index = batch.index[place : place + 1]
-        one = checked_loss(loss(One(index, batch.examples, batch.make, batch.rng, batch, place)))
+        one = checked_loss(
+            loss(One(index, batch.examples, batch.make, batch.rng, whole=batch, place=place))
+        )
         gradients = torch.autograd.grad(one, parameters, allow_unused=True)
-        norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients if g is not None))
-        total += one.item()
-        if not math.isfinite(norm):  # stopping here would reveal something about the image
-            continue
-        short = min(1.0, clip / max(norm, 1e-300))
+        losses.append(wide(one.detach().reshape(())))
+        squares = [wide(g).square().sum() for g in gradients if g is not None]
+        norm = torch.stack(squares).cumsum(0)[-1].sqrt()
+        short = (clip / norm.clamp(min=1e-300)).clamp(max=1.0)
+        # A gradient that is not finite counts as none: to stop here would reveal something.
+        counts = norm.isfinite()
         for into, gradient in zip(sums, gradients, strict=True):
             if gradient is not None:
-                into += short * gradient.double()
+                into += torch.where(counts, short * wide(gradient), 0.0)
     sigma = local.dp_noise * 2 * clip if local.dp_noise else 0.0
     for parameter, gradient in zip(parameters, sums, strict=True):
         noisy = client.noise.gaussian(gradient, sigma) if sigma else gradient
-        parameter.grad = (noisy / count).to(parameter.dtype)
-    return total / count
+        parameter.grad = (noisy / count).to(parameter.device, parameter.dtype)
+    return torch.stack(losses).cumsum(0)[-1] / count

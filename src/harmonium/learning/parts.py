@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from harmonium.core.devices import is_counter
 from harmonium.core.errors import ConfigError, WireError, suggest
 from harmonium.core.types import ClientId, Kind, Of, Rule, Weights
 
@@ -208,8 +209,13 @@ class Parts(nn.ModuleDict):
             },
         }
 
-    def copy_from(self, *sources: Mapping[str, Tensor]) -> Parts:
-        """A copy of this model with the values of the sources, later ones taking precedence."""
+    def copy_from(
+        self, *sources: Mapping[str, Tensor], device: torch.device | None = None
+    ) -> Parts:
+        """A copy of this model with the values of the sources, later ones taking precedence.
+
+        The copy is on `device`; none: where this model is.
+        """
         own = self.state_dict(keep_vars=True)
         values: dict[int, Tensor] = {}
         for source in sources:
@@ -222,14 +228,19 @@ class Parts(nn.ModuleDict):
                         f"{tuple(own[key].shape)}"
                     )
                 values[id(own[key])] = value
-        return _duplicate(self, values, {})
+        return _duplicate(self, values, {}, device)
 
 
 Module = TypeVar("Module", bound=nn.Module)
 _AS_IS = frozenset((bool, int, float, str, type(None)))
 
 
-def _duplicate(module: Module, values: Mapping[int, Tensor], copies: dict[int, Any]) -> Module:
+def _duplicate(
+    module: Module,
+    values: Mapping[int, Tensor],
+    copies: dict[int, Any],
+    device: torch.device | None,
+) -> Module:
     """A deep copy with other values, several times faster than `copy.deepcopy` and a load.
 
     Most attributes of a module are empty dictionaries of hooks; only parameters, buffers and
@@ -246,12 +257,12 @@ def _duplicate(module: Module, values: Mapping[int, Tensor], copies: dict[int, A
             made[name] = value
         elif name == "_modules":
             made[name] = {
-                key: None if child is None else _duplicate(child, values, copies)
+                key: None if child is None else _duplicate(child, values, copies, device)
                 for key, child in value.items()
             }
         elif name in ("_parameters", "_buffers"):
             made[name] = {
-                key: _copy_tensor(tensor, values, copies) for key, tensor in value.items()
+                key: _copy_tensor(tensor, values, copies, device) for key, tensor in value.items()
             }
         elif not value and isinstance(value, (dict, set)):
             made[name] = kind()
@@ -261,13 +272,17 @@ def _duplicate(module: Module, values: Mapping[int, Tensor], copies: dict[int, A
 
 
 def _copy_tensor(
-    tensor: Tensor | None, values: Mapping[int, Tensor], copies: dict[int, Any]
+    tensor: Tensor | None,
+    values: Mapping[int, Tensor],
+    copies: dict[int, Any],
+    device: torch.device | None,
 ) -> Tensor | None:
     """A copy in the tensor's own memory layout."""
     if tensor is None:
         return None
     if id(tensor) not in copies:
-        copied = torch.empty_like(tensor, requires_grad=False)
+        place = tensor.device if is_counter(tensor) else device
+        copied = torch.empty_like(tensor, requires_grad=False, device=place)
         copied.copy_(values.get(id(tensor), tensor).detach())
         is_parameter = isinstance(tensor, nn.Parameter)
         copies[id(tensor)] = nn.Parameter(copied, tensor.requires_grad) if is_parameter else copied

@@ -23,7 +23,7 @@ def upper_triangle(matrix: Tensor) -> Tensor:
     >>> upper_triangle(torch.tensor([[1, 2], [2, 3]])).tolist()
     [1, 2, 3]
     """
-    rows, columns = torch.triu_indices(*matrix.shape)
+    rows, columns = torch.triu_indices(*matrix.shape, device=matrix.device)
     return matrix[rows, columns]
 
 
@@ -47,7 +47,7 @@ def unpack(packed: Tensor, size: int) -> Tensor:
             f"a symmetric matrix of size {size} is {triangle(size)} numbers, not of shape "
             f"{tuple(packed.shape)}"
         )
-    rows, columns = torch.triu_indices(size, size)
+    rows, columns = torch.triu_indices(size, size, device=packed.device)
     matrix = packed.new_empty(size, size)
     matrix[rows, columns] = packed
     matrix[columns, rows] = packed
@@ -76,6 +76,6 @@ def is_between(matrix: Tensor, least: float, most: float) -> bool:
     >>> is_between(torch.diag(torch.tensor([2.0, -1.0])), 0.0, 2.5)
     False
     """
-    unit = torch.eye(len(matrix), dtype=matrix.dtype)
+    unit = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
     shifted = torch.stack([matrix - least * unit, most * unit - matrix])
     return not bool(torch.linalg.cholesky_ex(shifted).info.any())

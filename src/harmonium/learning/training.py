@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from harmonium.core.devices import wide
 from harmonium.core.errors import ConfigError, counted
 from harmonium.learning import schedules
 from harmonium.learning.client import Batch, Client, Decline
@@ -116,8 +117,17 @@ class Local:
 class Fitted:
     """The result of `fit`."""
 
-    loss: float  # mean over steps
-    steps: int
+    losses: Sequence[Tensor]  # of every step, where they were computed
+
+    @property
+    def steps(self) -> int:
+        """How many steps there were."""
+        return len(self.losses)
+
+    @property
+    def loss(self) -> Tensor:
+        """The mean loss over steps, where it was computed: to read it waits for the device."""
+        return wide(torch.stack(list(self.losses))).cumsum(0)[-1] / self.steps
 
 
 def fit(
@@ -143,7 +153,7 @@ def fit(
     parts.train()
     parameters = [p for name in names for p in parts[name].parameters() if p.requires_grad]
     optimiser = local.optimise(parameters, local.rate(client.round, client.rounds))
-    total, steps = 0.0, 0
+    losses: list[Tensor] = []
     with frozen(module for name, module in parts.items() if name not in names):
         for batch in client.batches(
             local.epochs,
@@ -157,9 +167,8 @@ def fit(
             if local.dp_clip is None:
                 value = checked_loss(loss(batch))
                 value.backward()  # type: ignore[no-untyped-call]
-                amount = value.item()
             else:
-                amount = dpsgd.step(parameters, loss, batch, local, client)
+                value = dpsgd.step(parameters, loss, batch, local, client)
             if local.clip is not None:
                 clip_gradients(parameters, local.clip)
             if beside is not None:
@@ -167,12 +176,11 @@ def fit(
             optimiser.step()
             if after is not None:
                 after()
-            total += amount
-            steps += 1
-    if not steps:
+            losses.append(value.detach().reshape(()))  # to read it now would wait for the device
+    if not losses:
         count = len(client.examples if among is None else among)
         raise Decline(f"it has {counted(count, 'example')} to train on, too few for one step")
-    return Fitted(total / steps, steps)
+    return Fitted(losses)
 
 
 @contextmanager

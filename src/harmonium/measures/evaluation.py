@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from harmonium.core import devices
 from harmonium.core.errors import ConfigError, DataError, suggest
 from harmonium.core.paths import home, make_folder
 from harmonium.core.progress import each, work
@@ -105,7 +107,8 @@ def evaluate_run(
     if out is not None:  # and what cannot be written
         make_folder(folder)
     early = [f"{label}: {run.early}" for label, run in runs.items() if run.early]
-    measured = _measure(runs, asked.measures, note)
+    with _device_of(runs):
+        measured = _measure(runs, asked.measures, note)
     spared = {
         "features": {"found": features.found, "computed": features.computed},
         "draws": {"found": trainings.found, "computed": trainings.computed},
@@ -113,6 +116,11 @@ def evaluate_run(
     notes = [*asked.unfinished, *early, *measured.notes]
     with work("tables and plots"), figure.formats(formats):
         return _write(make_folder(folder), runs, measured, spared, notes)
+
+
+def _device_of(runs: Mapping[str, Run]) -> AbstractContextManager[object]:
+    """Measure on the device that the recipe of the first run, or the command, names."""
+    return devices.using(next(iter(runs.values())).recipe.engine.devices[0])
 
 
 def measures_of(words: Sequence[str]) -> dict[str, Measure]:
@@ -139,7 +147,8 @@ def headline_values(folder: Path, words: Sequence[str]) -> dict[str, dict[str, f
     values: dict[str, dict[str, float]] = {}
     for run in runs.values():
         for measure in asked.measures.values():
-            plain = measure.compute(run).plain
+            with _device_of(runs):
+                plain = measure.compute(run).plain
             for reference in ("", UNTRAINED, RAW, WHITENED, COMMONEST):
                 found = measure.headline_values(plain, reference)
                 if found:
@@ -295,7 +304,7 @@ def _with_settings(
                 f"{section} is set but not computed: name it, or leave out its settings"
             )
         if section not in chosen or not isinstance(tree[section], dict):
-            raise ConfigError(unknown(section, [*keys, "engine.workers", "on"]))
+            raise ConfigError(unknown(section, [*keys, "engine.workers", "engine.device", "on"]))
     asked = {
         name: cls(**check_fields(cls, tree.get(name, {}), name)) for name, cls in chosen.items()
     }

@@ -194,7 +194,8 @@ def _opened(
         folder = Path(place)
         _furnish(folder, run, recipe, clients)
         host = make_runtime(recipe, run.dataset, run.split, folder, run.public)
-        with LocalEngine(host, folder, _workers(recipe, len(clients))) as engine:
+        settings = recipe.engine
+        with LocalEngine(host, folder, _workers(recipe, len(clients)), settings.devices) as engine:
             engine.restore({str(c): run.commit.clients[str(c)] for c in _with_state(run, clients)})
             yield engine, folder
 

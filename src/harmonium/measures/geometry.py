@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from harmonium.core import seeds
+from harmonium.core.devices import current, inference, placed, sent, to_host
 from harmonium.core.errors import DataError
 from harmonium.core.threads import single_thread
 from harmonium.core.types import Weights
@@ -59,13 +60,14 @@ class Geometry(ProbeMeasure):
     def evaluate(self, run: Run, data: EvalData) -> Figures:
         """Geometry of the features of one set; the mean over encoders if clients have their own."""
         images = self._images(data)
-        pixels = torch.from_numpy(np.array(images.pixels))
+        pixels = sent(torch.from_numpy(np.array(images.pixels)), current())
         views = run.method.views(pixels, seeds.torch_rng(self.seed, "measure", "views"))
         views = views if len(views) > 1 else views * 2
         healths = []
         for encoder in (*run.final_encoders.values(), run.untrained):
-            with evaluating(encoder), single_thread(), torch.inference_mode():
-                healths.append(asdict(health(encoder(views[0]), encoder(views[1]))))
+            with placed(encoder) as at, evaluating(encoder), single_thread(), inference(at):
+                first, second = to_host([encoder(view) for view in views[:2]])
+            healths.append(asdict(health(first, second)))
         if not all(one["finite"] for one in healths):
             raise DataError(f"{run.path}: features are not finite: its training diverged")
         plain = {**average(healths[:-1]), "untrained": healths[-1]}

@@ -70,6 +70,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from harmonium.core.devices import wide
 from harmonium.core.errors import ConfigError
 from harmonium.core.types import Kind, Weights
 from harmonium.federation.method import TRAINED, Method
@@ -122,7 +123,7 @@ class APFL(Method):
         shared = self.pull(client, got.model)
         # Building v may draw random numbers; outside this block w draws as FedAvg does.
         with torch.random.fork_rng(devices=[]):
-            personal = resumed(self, client.state.get("mine")).train()
+            personal = resumed(self, client).train()
         lr = self.local.rate(client.round, client.rounds)
         context = Context(me=client.id, anchor=got.model)
         alpha = float(client.state.get("alpha", self.alpha))
@@ -202,17 +203,17 @@ class PersonalTraining:
         self._optimiser.step()
         self.method.after_step(self.personal, self.context)
         if self.method.adaptive and not self._alpha_updated:  # equation 10
-            self.alpha = min(max(self.alpha - self.lr * alpha_gradient, 0.0), 1.0)
+            self.alpha = min(max(self.alpha - self.lr * float(alpha_gradient), 0.0), 1.0)
             self._alpha_updated = True
 
-    def _backward_mixed_projections(self) -> float:
+    def _backward_mixed_projections(self) -> Tensor | float:
         """Gradients by v of L at mixed projections; returns dL/dalpha.
 
         FedStyle's listing, lines 7 to 10 and 13, with 1 - alpha for its alpha.
         """
         seen = self.method.see(self.personal, self._same_batch)
         z_personal = reversed(seen.z) if self.method.mixing == "crossed" else seen.z
-        alpha = torch.tensor(self.alpha, dtype=self._z_shared[0].dtype, requires_grad=True)
+        alpha = self._z_shared[0].new_full((), self.alpha).requires_grad_()
         mixed = [
             (1 - alpha) * z_w + alpha * z_v
             for z_w, z_v in zip(self._z_shared, z_personal, strict=True)
@@ -220,9 +221,9 @@ class PersonalTraining:
         # Terms and heads behind the projections, such as a predictor, are v's.
         loss = self.method.total(self.personal, replace(seen, z=mixed), self.context)
         loss.backward()  # type: ignore[no-untyped-call]
-        return 0.0 if alpha.grad is None else alpha.grad.item()
+        return 0.0 if alpha.grad is None else alpha.grad
 
-    def _backward_mixed_weights(self) -> float:
+    def _backward_mixed_weights(self) -> Tensor | float:
         """Gradients by v of L at mixed weights; returns dL/dalpha.
 
         The mixture is formed in v's own parameters, whose gradients are then those at the mixture,
@@ -236,19 +237,19 @@ class PersonalTraining:
         seen = self.method.see(self.personal, self._same_batch)
         loss = self.method.total(self.personal, seen, self.context)
         loss.backward()  # type: ignore[no-untyped-call]
-        alpha_gradient = 0.0
+        products = list[Tensor]()
         parameters = zip(
             self.personal.parameters(), self.shared.parameters(), v_before, ema_before, strict=True
         )
         with torch.no_grad():
             for p, w, v, ema in parameters:
                 if p.grad is not None:
-                    alpha_gradient += float((p.grad * (v - w)).sum())  # <v - w, grad L(mixture)>
+                    products.append((p.grad * (v - w)).sum())  # <v - w, grad L(mixture)>
                     p.grad *= self.alpha  # chain rule: d(alpha v + (1 - alpha) w) / dv = alpha
                 # An EMA copy that the forward pass moved carries v along by the same difference;
                 # where it did not move, v comes back exactly.
                 p.copy_(v if ema is None else torch.where(p == ema, v, p + (v - ema)))
-        return alpha_gradient
+        return wide(torch.stack(products)).cumsum(0)[-1] if products else 0.0
 
 
 class MixedFeatures(nn.Module):

@@ -44,6 +44,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from harmonium.core.devices import sent, to_host
 from harmonium.core.errors import ConfigError
 from harmonium.core.types import ClientId
 from harmonium.data.images import UNKNOWN
@@ -64,7 +65,7 @@ COUNTS = statistic("sum", shape=lambda method, examples: (method.world.classes,)
 class Labelled(Context):
     """The label of each of the client's images, known or accepted."""
 
-    target: Tensor  # (n,); -1: neither
+    target: Tensor  # (n,), on the CPU; -1: neither
 
 
 @methods("cbafed")
@@ -110,7 +111,7 @@ class CBAFed(Method):
     @exchange(up={"labelled": COUNTS})
     def count(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """How many labelled images of each class the client has."""
-        return {"labelled": self.counts(client.examples.labels())}
+        return {"labelled": self.counts(client.examples.host_labels())}
 
     @exchange(
         down={"model": weights(), "shares": statistic(), "thresholds": statistic()},
@@ -124,9 +125,10 @@ class CBAFed(Method):
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Accept labels once with the received model, then train on all images with a label."""
         parts = self.pull(client, got.model)
-        labels = client.examples.labels()
+        labels = client.examples.host_labels()
         q = class_probabilities(parts, client, self.world.classes)
-        guess = accept(q, got.thresholds, got.shares < self.lower)
+        limits, p = to_host([got.thresholds, got.shares])
+        guess = accept(q, limits, p < self.lower)
         guess = torch.where(labels == UNKNOWN, guess, UNKNOWN)
         target = torch.where(labels == UNKNOWN, guess, labels)
         used = (target != UNKNOWN).nonzero().flatten()
@@ -146,7 +148,7 @@ class CBAFed(Method):
     def score(self, parts: Parts, seen: Seen, context: Labelled) -> Tensor:
         """Cross-entropy of known and accepted labels, summed over the views."""
         logits = parts["classifier"](torch.cat(seen.h))
-        target = context.target[seen.batch.index].repeat(len(seen.h))
+        target = sent(context.target[seen.batch.index], logits.device).repeat(len(seen.h))
         return len(seen.h) * known_cross_entropy(logits, target)
 
     def reply_fault(

@@ -96,7 +96,7 @@ class Ditto(Method):
         # v draws the same batches and augmentations as w has drawn.
         client.rng.set_state(rng_state)
         torch.set_rng_state(torch_rng_state)
-        personal = resumed(self, client.state.get("mine"))
+        personal = resumed(self, client)
         local = replace(self.local, epochs=self.personal_epochs or self.local.epochs)
         self.fit(personal, client, local=local, context=Pulled(me=client.id, anchor=w, near=w))
         client.state["mine"] = whole(personal)

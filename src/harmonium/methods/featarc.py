@@ -137,7 +137,7 @@ class FeatARC(Method):
         loss = super().score(parts, seen, context)
         if context.targets is None:
             return loss
-        return loss + self.strength * alignment(seen.z, context.targets[seen.batch.index])
+        return loss + self.strength * alignment(seen.z, context.targets[seen.batch.here])
 
     def features(self, parts: Parts, client: Client) -> Tensor:
         """phi(x) of the client's images without augmentation, unit rows `(n, dim)`."""
@@ -246,7 +246,7 @@ class FeatARCClustered(FeatARC):
         agreement = [
             (own * self.features(self.pull(client, model), client)).sum() for model in models
         ]
-        return {"cluster": int(torch.stack(agreement).argmax())}
+        return {"cluster": torch.stack(agreement).argmax()}
 
     @exchange(down={"model": weights(), "cluster": scalar()}, up=TRAINED)
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:

@@ -67,7 +67,7 @@ class FedProx(Method):
         """Train the received model, or the client's own, with a pull towards the received one."""
         if self.init_from_global:
             return super().train(client, got)  # the pull is in `score`
-        personal = resumed(self, client.state.get("mine"))  # w_k; got.model is w_{k,g}
+        personal = resumed(self, client)  # w_k; got.model is w_{k,g}
         done = self.fit(personal, client, context=Context(me=client.id, anchor=got.model))
         client.state["mine"] = whole(personal)
         return {"model": self.push(client, personal), "loss": done.loss}

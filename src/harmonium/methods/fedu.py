@@ -40,8 +40,10 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Literal
 
+import torch
 from torch import Tensor
 
+from harmonium.core.devices import to_host, wide
 from harmonium.core.errors import ConfigError, undefined
 from harmonium.core.types import Weights
 from harmonium.federation.method import TRAINED, Method
@@ -144,12 +146,11 @@ def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float
     Shortcuts are left out, because the released code selects weights with "conv" in their name. In
     an encoder without convolutions all matrices count.
 
-    >>> import torch
     >>> weight = torch.zeros(1, 1, 2, 2)
     >>> distance({"encoder.0.weight": weight}, {"encoder.0.weight": weight + 1.5})
     3.0
     """
     matrices = [k for k in first if k.startswith("encoder.") and first[k].ndim > 1 and k in second]
     layers = [k for k in matrices if first[k].ndim == 4 and ".shortcut." not in k] or matrices
-    norms = [float((first[k].double() - second[k].double()).norm()) for k in layers]
-    return sum(norms) / len(norms) if norms else 0.0
+    norms = [(wide(first[k]) - wide(second[k])).norm() for k in layers]
+    return sum(to_host(torch.stack(norms)).tolist()) / len(norms) if norms else 0.0

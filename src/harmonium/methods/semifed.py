@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from harmonium.core.devices import sent
 from harmonium.core.errors import ConfigError
 from harmonium.data.augment.views import Views
 from harmonium.data.images import UNKNOWN
@@ -60,8 +61,8 @@ class SeenStrongly(Seen):
 class Predicted(Context):
     """What the received model predicts for the client's images."""
 
-    q: Tensor  # class probabilities, (n, classes); zeros for labelled images
-    guess: Tensor  # pseudo-labels, (n,); -1: none
+    q: Tensor  # class probabilities, (n, classes), on the CPU; zeros for labelled images
+    guess: Tensor  # pseudo-labels, (n,), on the CPU; -1: none
 
 
 @methods("semifed")
@@ -102,8 +103,8 @@ class SemiFed(Method):
         """Features of two views of every image, and of a strong one of those without a label."""
         first, second, strong = batch.make.pipelines
         views = Views((first, second))(batch.pixels, batch.rng)
-        unlabelled = batch.labels == UNKNOWN
-        if unlabelled.any():
+        unlabelled = batch.where(batch.host_labels == UNKNOWN)
+        if len(unlabelled):
             views.append(strong(batch.pixels[unlabelled], batch.rng))
         (h,) = parts.through(views, "encoder")
         return SeenStrongly(batch, h[:2], [], strong=h[2] if len(h) == 3 else None)
@@ -113,10 +114,11 @@ class SemiFed(Method):
         loss = len(seen.h) * super().score(parts, seen, context)  # mean over views to their sum
         if not isinstance(seen, SeenStrongly) or seen.strong is None:
             return loss
-        index = seen.batch.index[seen.batch.labels == UNKNOWN]
-        logits = parts["classifier"](seen.strong)
-        loss = loss + known_cross_entropy(logits, context.guess[index])  # labels of -1 are left out
-        kl = functional.kl_div(logits.log_softmax(1), context.q[index], reduction="batchmean")
+        batch, logits = seen.batch, parts["classifier"](seen.strong)
+        index = batch.index[batch.host_labels == UNKNOWN]
+        guess, q = (sent(known[index], logits.device) for known in (context.guess, context.q))
+        loss = loss + known_cross_entropy(logits, guess)  # labels of -1 are left out
+        kl = functional.kl_div(logits.log_softmax(1), q, reduction="batchmean")
         return loss + self.consistency * kl
 
 

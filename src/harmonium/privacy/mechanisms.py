@@ -70,7 +70,7 @@ class Noise:
             draws = torch.randn(value.shape, generator=self._rng, dtype=torch.float64)
         else:
             draws = torch.from_numpy(_system_normal(value.numel())).reshape(value.shape)
-        return value + (sigma * draws).to(value.dtype)
+        return value + (sigma * draws).to(value.dtype).to(value.device)
 
     def discrete_laplace(self, value: Tensor, scale: float) -> Tensor:
         """Integers plus independent noise: k with probability proportional to exp(-|k| / scale).

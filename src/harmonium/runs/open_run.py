@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harmonium.core import files
+from harmonium.core import devices, files
 from harmonium.core.errors import ConfigError, DataError, HarmoniumError, StoreError
 from harmonium.data.images import Dataset
 from harmonium.data.partition import Split
@@ -118,6 +118,7 @@ def make_runtime(
         images, shared = split.seen(images), shared and shared.relabelled(shared.labels)
     else:
         images, shared = images.without_labels(), shared and shared.without_labels()
+    devices.allow_tf32(recipe.engine.tf32)
     return ClientRuntime(
         method=method,
         images=images,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from harmonium.core import codec
+from harmonium.core import codec, devices
 from harmonium.core.callbacks import Callback
 from harmonium.core.errors import BudgetSpent, ConfigError, NotEnoughReplies
 from harmonium.core.progress import SETUP, work
@@ -101,6 +101,7 @@ class Rounds:
         """Run the remaining rounds, and return the server's final state."""
         examples, commit = self.inputs.examples, self._commit
         about: dict[str, Any] = {"public": self.inputs.public, "account": self._account}
+        about["device"] = devices.current()
         server = Server(examples, self.method.blueprint.shared(), **about)
         self._announce_run(commit.round if commit else 0)
         if commit is None:

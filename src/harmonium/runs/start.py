@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from harmonium.core import files
+from harmonium.core import devices, files
 from harmonium.core.callbacks import Callbacks, called
 from harmonium.core.errors import BudgetSpent, ConfigError, DataError, WireError
 from harmonium.core.progress import work
@@ -86,6 +86,7 @@ def run(
     ([0, 1], True)
     """
     recipe = Recipe.of(recipe, *words, **settings)
+    _ = recipe.engine.devices  # a device that is not here is refused before anything is written
     folder = Path(out) if out is not None else new_folder(recipe)
     with called(callbacks) as callback, locked(folder):
         _begin(folder, recipe)
@@ -190,6 +191,10 @@ def _complete(loop: RunLoop) -> Result:
     if loop.is_complete():
         return loop.result()
     recipe, path = loop.recipe, loop.path
+    device = recipe.engine.devices[0]
+    if device.type != "cpu":
+        names = ", ".join(map(devices.described, recipe.engine.devices))
+        loop.watcher.note(f"computing on {names}")
     dataset, public, split = opened(recipe, path)
     runtime = make_runtime(recipe, dataset, split, path, public)
     inputs = RunInputs(
@@ -199,7 +204,7 @@ def _complete(loop: RunLoop) -> Result:
         runtime.public,
         (*split.notes, *public_notes(recipe, public)),
     )
-    with _engine(loop, runtime) as engine:
+    with devices.using(device), _engine(loop, runtime) as engine:
         return loop.run(inputs, engine)
 
 
@@ -239,7 +244,7 @@ def _engine(loop: RunLoop, runtime: ClientRuntime) -> AbstractContextManager[Run
     settings = loop.recipe.engine
     workers = loop.recipe.workers
     if settings.kind == "local":
-        return LocalEngine(runtime, loop.path, workers)
+        return LocalEngine(runtime, loop.path, workers, settings.devices)
     # A rehearsal runs a whole federation on this machine. It is a higher layer, imported by name.
     rehearsal = importlib.import_module("harmonium.sites.rehearsal").rehearsal
     engine: AbstractContextManager[RunEngine] = rehearsal(

@@ -1,4 +1,4 @@
-"""A worker process: `python -m harmonium.runs.worker RUN_FOLDER PARENT`.
+"""A worker process: `python -m harmonium.runs.worker RUN_FOLDER PARENT DEVICE`.
 
 It builds its own runtime from the run's folder, then answers one task after another until its input
 ends, which happens at the latest when the process that started it is gone.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from harmonium.engines.runtime import ClientRuntime
 
 
-def serve(folder: Path, tasks: IO[bytes], results: IO[bytes]) -> None:
+def serve(folder: Path, device: str, tasks: IO[bytes], results: IO[bytes]) -> None:
     """Answer tasks until there are no more; an error is also sent as an answer.
 
     Progress events of a long task are sent before its answer.
@@ -37,7 +37,7 @@ def serve(folder: Path, tasks: IO[bytes], results: IO[bytes]) -> None:
     while (frame := read_frame(tasks)) is not None:
         try:
             with send_events_to(throttled(pass_on)):
-                answer = _perform(_runtime(folder), codec.decode(frame))
+                answer = _perform(_runtime(folder, device), codec.decode(frame))
         except HarmoniumError as error:
             answer = {"error": type(error).__name__, "message": str(error)}
         except Exception:  # a bug in a method: its traceback is sent, and the worker continues
@@ -46,11 +46,13 @@ def serve(folder: Path, tasks: IO[bytes], results: IO[bytes]) -> None:
 
 
 @cache
-def _runtime(folder: Path) -> ClientRuntime:
+def _runtime(folder: Path, device: str) -> ClientRuntime:
     """The runtime, built at the first task, so that its errors are reported like others."""
+    import torch
+
     from harmonium.runs.open_run import open_runtime
 
-    return open_runtime(folder)
+    return open_runtime(folder).on(torch.device(device))
 
 
 def _perform(runtime: ClientRuntime, message: Any) -> Any:
@@ -80,7 +82,7 @@ def main() -> None:
     threading.Thread(target=leave_with, args=(int(sys.argv[2]),), daemon=True).start()
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    serve(Path(sys.argv[1]), sys.stdin.buffer, results)
+    serve(Path(sys.argv[1]), sys.argv[3], sys.stdin.buffer, results)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from harmonium.core import devices
 from harmonium.core import files as store
+from harmonium.core.devices import AUTO, CPU
 from harmonium.core.errors import ConfigError, DataError, PolicyRefusal, counted
 from harmonium.core.paths import make_folder
 from harmonium.core.settings import choose
@@ -124,6 +127,7 @@ def open_runtime(
     client: ClientId,
     key: bytes = b"",
     note: Callable[[str], None] = lambda text: None,
+    device: torch.device = CPU,
 ) -> ClientRuntime:
     """The runtime that performs a plan's tasks, for the one client that this site is."""
     method = method_of(plan)
@@ -143,6 +147,7 @@ def open_runtime(
         noise=plan.privacy.noise,
         public=public.train.without_labels() if public else None,
         masks=plan.privacy.masks,
+        device=device,
         key=key,
     )
 
@@ -243,6 +248,7 @@ def run_client(
     insecure: bool = False,
     once: bool = False,
     keep_days: float | None = None,
+    device: str = AUTO,
     ended: threading.Event | None = None,
 ) -> None:
     """Answer the server until `ended` is set; with `once`, until a run has finished.
@@ -255,8 +261,12 @@ def run_client(
         insecure: connect without TLS; to loopback only.
         once: stop when the server reports that a run has finished.
         keep_days: days after which answers and states of earlier runs are deleted; none: never.
+        device: where this site computes, whatever the plan says: auto, cpu, cuda, cuda:1 or mps.
         ended: an event that stops the client when it is set.
     """
+    place = devices.chosen(device)[0]
+    if place.type != "cpu":
+        note(f"computing on {devices.described(place)}")
     try:
         from harmonium.engines.flower.node import answer_messages
     except ImportError:
@@ -283,7 +293,9 @@ def run_client(
     site = Site(
         Identity(kit.federation, kit.number, kit.private_key, kit.server_key),
         kit.folder / KEPT,
-        lambda plan, folder, client: open_runtime(site_images, plan, folder, client, secret, note),
+        lambda plan, folder, client: open_runtime(
+            site_images, plan, folder, client, secret, note, place
+        ),
         kit.policy,
         finish,
         note,

@@ -67,9 +67,14 @@ def rehearsal(
             for share in shares
             for client in share
         }
+        places = recipe.engine.devices
         identities = [
-            {**facts, "keys": {str(client): _private(keys[client]) for client in share}}
-            for share in shares
+            {
+                **facts,
+                "device": str(places[number % len(places)]),
+                "keys": {str(client): _private(keys[client]) for client in share},
+            }
+            for number, share in enumerate(shares)
         ]
         with _nodes(identities, place, note):
             yield RemoteEngine(
@@ -152,11 +157,13 @@ def main() -> None:
         os._exit(1)
 
     threading.Thread(target=exit_with_parent, daemon=True).start()
+    import torch
+
     from harmonium.engines.flower.node import answer_messages
     from harmonium.runs.open_run import open_runtime
 
     folder = Path(facts["folder"])
-    runtime = open_runtime(folder)
+    runtime = open_runtime(folder).on(torch.device(facts["device"]))
     server: Any = serialization.load_pem_public_key(facts["server"].encode())
     sites: dict[ClientId, Site] = {}
     keys: dict[ClientId, Any] = {}

@@ -20,7 +20,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harmonium.core import files
+from harmonium.core import devices, files
 from harmonium.core.callbacks import Callback
 from harmonium.core.errors import ConfigError, NotEnoughReplies, StoreError, counted
 from harmonium.core.types import ClientId
@@ -133,6 +133,7 @@ def _serve(
     watcher: Callback | None,
     listening: ListenSettings | None,
 ) -> Result:
+    _ = plan.engine.devices  # a device that is not here is refused before any site is asked
     loop = RunLoop(path, plan, watcher or Callback())
     if resumed and loop.is_complete():
         return loop.result()
@@ -185,7 +186,8 @@ def _run(
             note(warning)
         engine.set_members(one.client for one in participants.joined)
         session.admit_newcomers(engine)
-        return loop.run(session.inputs(), engine, simulate=False)
+        with devices.using(loop.recipe.engine.devices[0]):
+            return loop.run(session.inputs(), engine, simulate=False)
 
 
 @dataclass

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harmonium.core.devices import constant
 from harmonium.core.errors import ConfigError, DataError
 
 
@@ -74,4 +75,4 @@ def normalise(
     if len(mean) == len(std) == 1:
         images.sub_(mean[0]).div_(std[0])
     else:
-        images.sub_(images.new_tensor(mean)).div_(images.new_tensor(std))
+        images.sub_(constant(mean, images.device)).div_(constant(std, images.device))

@@ -17,10 +17,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from harmonium.core.devices import constant, sent
 from harmonium.data.augment import parameters
 
-LUMA = torch.tensor(parameters.LUMA)
-HUE_SIDE = torch.tensor((-1.0, 1.0, 1.0))  # green + blue - red
+LUMA = parameters.LUMA
+HUE_SIDE = (-1.0, 1.0, 1.0)  # green + blue - red
 
 
 @lru_cache(maxsize=64)
@@ -162,14 +163,14 @@ def quarter_turns(images: Tensor, turns: Tensor) -> Tensor:
 
     Args:
         images: `(n, channels, side, side)`.
-        turns: whole numbers 0 to 3, `(n,)`.
+        turns: whole numbers 0 to 3, `(n,)`, on the CPU.
 
     Returns:
         The same shape and memory format.
     """
     turned = images.clone()
     for quarter in (1, 2, 3):
-        chosen = (turns == quarter).nonzero()[:, 0]
+        chosen = sent((turns == quarter).nonzero()[:, 0], images.device)
         turned[chosen] = torch.rot90(images[chosen], quarter, (2, 3))
     return turned
 
@@ -177,9 +178,9 @@ def quarter_turns(images: Tensor, turns: Tensor) -> Tensor:
 # ---- colour --------------------------------------------------------------------------------------
 
 
-def mixed(planes: Tensor, weights: Tensor) -> Tensor:
+def mixed(planes: Tensor, weights: tuple[float, ...]) -> Tensor:
     """Sum of three planes times `weights`, `(3,)`: `(n, height, width)`."""
-    return torch.mv(planes.view(3, -1).T, weights.to(planes.device)).view(planes.shape[1:])
+    return torch.mv(planes.view(3, -1).T, constant(weights, planes.device)).view(planes.shape[1:])
 
 
 def luma(planes: Tensor) -> Tensor:
@@ -259,7 +260,7 @@ def recolour(planes: Tensor, matrices: Tensor, mean_share: Tensor) -> Tensor:
         gain = matrices[0].sum(0)
         changed = (planes * gain).add_(mean_share * means[0, :, None, None])
     else:
-        light = LUMA.to(planes.device) @ means
+        light = constant(LUMA, planes.device) @ means
         changed = (planes[0] * matrices[:, 0]).add_(mean_share * light[:, None, None])
         changed.addcmul_(planes[1], matrices[:, 1]).addcmul_(planes[2], matrices[:, 2])
     return changed.clamp_(0, 1)

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from harmonium.core.devices import sent
 from harmonium.core.errors import ConfigError, suggest
 from harmonium.data.augment import operations as ops
 from harmonium.data.augment import parameters as draw
@@ -137,6 +138,8 @@ class View:
         new, needs = self._new_sides(height, width), self._needs(channels)
         views = torch.empty(count, *new, channels, device=pixels.device)
         piece = piece_of(height * width, new[0] * new[1])
+        if pixels.device.type != "cpu":  # an accelerator has no use for small pieces
+            piece = max(1, count)
         for begin in range(0, count, piece):
             part = slice(begin, begin + piece)
             self._render(pixels[part], chance[part], needs, views[part])
@@ -145,7 +148,7 @@ class View:
         if not self.quarter_turn:
             return images
         turns = draw.whole_number(chance[:, -1], 4)
-        return ops.quarter_turns(images, _tensor(turns, pixels))
+        return ops.quarter_turns(images, torch.from_numpy(turns))
 
     def at_once(self, height: int, width: int) -> int:
         """How many images of this size are best rendered together.
@@ -374,4 +377,4 @@ def piece_of(*pixels: int) -> int:
 
 def _tensor(array: NDArray[Any], like: Tensor) -> Tensor:
     """Parameters as a tensor on the device of the pixels."""
-    return torch.from_numpy(array).to(like.device)
+    return sent(torch.from_numpy(array), like.device)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from harmonium.core.devices import wide
 from harmonium.data.augment.checks import check_pixels
 
 Edges = Literal["luminance", "channels"]
@@ -35,12 +36,12 @@ def sobel(pixels: Tensor, of: Edges = "luminance") -> Tensor:
     if of == "luminance" and planes.shape[1] == 3:
         red, green, blue = planes.chunk(3, dim=1)
         planes = _LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue
-    wide = functional.pad(planes, (1, 1, 1, 1), mode="replicate")
-    across = _smoothed(wide[..., 2:] - wide[..., :-2], dim=2)
-    down = _smoothed(wide[..., 2:, :] - wide[..., :-2, :], dim=3)
-    steep = (across.double().square() + down.double().square()).sqrt()
+    padded = functional.pad(planes, (1, 1, 1, 1), mode="replicate")
+    across = _smoothed(padded[..., 2:] - padded[..., :-2], dim=2)
+    down = _smoothed(padded[..., 2:, :] - padded[..., :-2, :], dim=3)
+    steep = (wide(across).square() + wide(down).square()).sqrt()
     most = steep.amax((1, 2, 3), keepdim=True)
-    edges = (steep * 255 / most.where(most > 0, 1.0)).round().to(torch.uint8)
+    edges = (steep * 255 / most.where(most > 0, 1.0)).round().to(pixels.device, torch.uint8)
     return edges.permute(0, 2, 3, 1).expand_as(pixels).contiguous()
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harmonium.core.devices import sent
 from harmonium.core.errors import ConfigError
 from harmonium.learning.encoders import Encoder, encoders
 
@@ -150,4 +151,5 @@ def drop_images(x: Tensor, rate: float) -> Tensor:
     """Set whole images of (n, tokens, dim) to zero at `rate`; the others are scaled up."""
     if rate == 0:
         return x
-    return x * functional.dropout(x.new_ones(len(x), 1, 1), rate)
+    kept = functional.dropout(torch.ones(len(x), 1, 1, dtype=x.dtype), rate)
+    return x * sent(kept, x.device)  # drawn on the CPU, so the same on every device

@@ -84,7 +84,7 @@ def info_nce(
     if negatives is not None:
         rows = torch.cat([rows, functional.normalize(negatives.detach().to(rows.dtype))])
     logits = functional.normalize(queries) @ rows.T / temperature
-    return functional.cross_entropy(logits, torch.arange(len(queries)))
+    return functional.cross_entropy(logits, torch.arange(len(queries), device=logits.device))
 
 
 def bound(loss: Tensor, batch: int) -> Tensor:

@@ -145,4 +145,4 @@ def contrast(query: Tensor, key: Tensor, negatives: Tensor, temperature: float) 
     own = (query * key).sum(1, keepdim=True)
     others = query @ negatives.detach().to(query.dtype).T
     logits = torch.cat([own, others], 1) / temperature
-    return functional.cross_entropy(logits, torch.zeros(len(query), dtype=torch.int64))
+    return functional.cross_entropy(logits, logits.new_zeros(len(query), dtype=torch.int64))

@@ -48,7 +48,7 @@ class Queue(nn.Module):
         size = len(self.rows)
         newest = self._offered[-size:]
         start = int(self.count) + len(self._offered) - len(newest)
-        places = torch.arange(start, start + len(newest)) % size
+        places = torch.arange(start, start + len(newest), device=newest.device) % size
         self.rows[places] = newest.to(self.rows.dtype)
         self.count += len(self._offered)
         self._offered = None
@@ -73,4 +73,4 @@ def redraw(parts: Parts, name: str = "queue") -> None:
     """Redraw a `fresh` queue, so that no two rounds share negatives; others stay."""
     if parts.rules[name] == "fresh":
         rows = queue_of(parts, name).rows
-        rows.copy_(functional.normalize(torch.randn_like(rows)))
+        rows.copy_(functional.normalize(torch.randn(rows.shape, dtype=rows.dtype).to(rows.device)))

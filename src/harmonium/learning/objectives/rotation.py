@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harmonium.core.devices import sent
 from harmonium.core.errors import ConfigError
 from harmonium.data.augment.views import Views, quarter_turns
 from harmonium.learning.client import Batch
@@ -84,9 +85,11 @@ class Rotation(Objective):
         images = self._images(batch)
         if self.turns == "all":
             turns = torch.arange(4).repeat_interleave(len(images))
-            return list(quarter_turns(images.repeat(4, 1, 1, 1), turns).chunk(4)), turns
-        turns = torch.randint(4, (len(images),), generator=batch.rng)
-        return [quarter_turns(images, turns)], turns
+            turned = list(quarter_turns(images.repeat(4, 1, 1, 1), turns).chunk(4))
+        else:
+            turns = torch.randint(4, (len(images),), generator=batch.rng)
+            turned = [quarter_turns(images, turns)]
+        return turned, sent(turns, images.device)
 
     def check_views(self, views: Views) -> None:
         """Refuse views that are turned already."""

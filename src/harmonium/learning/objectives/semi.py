@@ -56,13 +56,13 @@ class InsideClasses(Objective):
 
     def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """The plain loss of the unlabelled and of every class, and the label loss of each view."""
-        labels = seen.batch.labels
+        labels, batch = seen.batch.labels, seen.batch
         loss = sum(
             (known_cross_entropy(parts["classifier"](h), labels) for h in seen.h),
             start=torch.zeros(()),
         )
-        for label in sorted(set(labels.tolist())):
-            rows = (labels == label).nonzero().flatten()
+        for label in sorted(set(batch.host_labels.tolist())):
+            rows = batch.where(batch.host_labels == label)
             if len(rows) >= self.least:
                 h, z, t = ([view[rows] for view in views] for views in (seen.h, seen.z, seen.t))
                 within = replace(seen, h=h, z=z, t=t)

@@ -74,5 +74,5 @@ def nt_xent(first: Tensor, second: Tensor, temperature: float) -> Tensor:
     unit = functional.normalize(torch.cat([first, second]))
     similar = unit @ unit.T / temperature
     similar = similar.fill_diagonal_(float("-inf"))
-    partner = torch.arange(len(unit)).roll(len(first))
+    partner = torch.arange(len(unit), device=unit.device).roll(len(first))
     return functional.cross_entropy(similar, partner)

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harmonium.core.devices import wide
 from harmonium.core.errors import ConfigError
 from harmonium.data.augment.views import Views
 from harmonium.learning.context import Context
@@ -109,7 +110,7 @@ class Spectral(Objective):
     def means(self, parts: Parts, seen: Seen) -> Tensor:
         """Tr R+ and R in FedSC's form; Tr R+, the mean (z1 z2)^2 and R of either view in others."""
         if self.form == "fedsc":
-            rows = shortened(torch.cat(list(seen.z)).double(), self.mu)
+            rows = shortened(wide(torch.cat(list(seen.z))), self.mu)
             first, second = rows.chunk(2)
             matrices = [correlation(rows)]
         else:
@@ -117,7 +118,7 @@ class Spectral(Objective):
             matrices = [correlation(first), correlation(second)]
         inner = (first * second).sum(1)
         scalars = [inner.mean()] if self.form == "fedsc" else [inner.mean(), inner.square().mean()]
-        above = torch.triu_indices(*matrices[0].shape)
+        above = torch.triu_indices(*matrices[0].shape, device=inner.device)
         return torch.cat([torch.stack(scalars), *(one[above[0], above[1]] for one in matrices)])
 
     def from_means(self, means: Tensor, images: int) -> Tensor:
@@ -138,9 +139,9 @@ class Spectral(Objective):
         first, second = seen.pair()
         if self.form == "orchestra":
             unit = parts["centroids"](functional.normalize(torch.cat([first, second])))
-            first, second = functional.normalize(unit.double()).chunk(2)
+            first, second = functional.normalize(wide(unit)).chunk(2)
             return first, second
-        return shortened(first.double(), self.mu), shortened(second.double(), self.mu)
+        return shortened(wide(first), self.mu), shortened(wide(second), self.mu)
 
 
 def spectral_contrast(first: Tensor, second: Tensor, mu: float = 1.0) -> Tensor:

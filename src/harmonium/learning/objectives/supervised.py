@@ -39,7 +39,7 @@ class Supervised(Objective):
 
     def among(self, examples: Examples) -> Tensor:
         """Images whose label is known; a client with fewer than two takes no part."""
-        return (examples.labels() != UNKNOWN).nonzero().flatten()
+        return (examples.host_labels() != UNKNOWN).nonzero().flatten()
 
     def alone(self) -> bool:
         """True: images do not depend on each other; which labels are known is public."""

@@ -103,8 +103,10 @@ class Verification(Term):
 
     def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """The cross-entropy of the client for two views; rows of other clients are constants."""
-        chosen = slice(None) if self.pictures == "all" else seen.batch.labels == UNKNOWN
-        h = [view[chosen] for view in seen.h]
+        h = list(seen.h)
+        if self.pictures != "all":
+            unlabelled = seen.batch.where(seen.batch.host_labels == UNKNOWN)
+            h = [view[unlabelled] for view in h]
         if not self.weight or not len(h[0]):
             return torch.zeros(())
         return self.weight * 2 * torch.stack(self._costs(parts, h, context.me)).mean()
@@ -112,7 +114,7 @@ class Verification(Term):
     def _costs(self, parts: Parts, h: list[Tensor], me: int) -> list[Tensor]:
         """The mean cross-entropy of each view."""
         table = _table(parts)
-        mine = (torch.arange(len(table)) == me)[:, None]
+        mine = (torch.arange(len(table), device=table.device) == me)[:, None]
         rows = torch.where(mine, table, table.detach())
         projected = parts["uv_projector"](torch.cat(h)).chunk(len(h))
         return [verification(view, rows, me, self.scale) for view in projected]
@@ -187,7 +189,7 @@ def verification(inputs: Tensor, rows: Tensor, me: int, scale: float = 1.0) -> T
     0.0
     """
     logits = scale * functional.normalize(inputs) @ functional.normalize(rows).T
-    return functional.cross_entropy(logits, torch.full((len(logits),), me))
+    return functional.cross_entropy(logits, torch.full((len(logits),), me, device=logits.device))
 
 
 def bounds(means: Mapping[str, float], entropy: float) -> dict[str, float]:

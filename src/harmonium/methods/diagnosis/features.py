@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from harmonium.core.devices import sent
 from harmonium.data.augment.operations import luma, to_planes
 
 SIDE = 32  # pixels; larger images are averaged down to it
@@ -41,7 +42,7 @@ def described(pixels: Tensor) -> Tensor:
     Returns:
         `(n, CONTENT + FIELDS * FIELDS * (channels + 2))`.
     """
-    with torch.inference_mode():
+    with torch.no_grad():
         some = [_small(to_planes(part, None, None)) for part in torch.split(pixels, CHUNK)]
         return torch.cat([torch.cat([content(luma(p)), coarse(p)], 1) for p in some])
 
@@ -55,7 +56,7 @@ def content(light: Tensor) -> Tensor:
     Returns:
         `(n, CONTENT)`.
     """
-    disc, real, imaginary = _filters(*light.shape[1:])
+    disc, real, imaginary = _filters(*light.shape[1:], light.device)
     mean = (light * disc).sum((1, 2), keepdim=True) / disc.sum()
     seen = ((light - mean) * disc).flatten(1)
     lights, places = len(RINGS) * TURNS, (len(RINGS), TURNS)
@@ -96,7 +97,7 @@ def _small(planes: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _filters(height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+def _filters(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """The disc of pixels that counts, and the filters as two real matrices.
 
     Returns:
@@ -124,4 +125,4 @@ def _filters(height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
             columns.append(ripple - window * ripple.sum())  # uniform light is no edge
     filters = torch.stack([column.flatten() for column in columns], 1)
     real, imaginary = filters.real.float().contiguous(), filters.imag.float().contiguous()
-    return disc.float(), real, imaginary
+    return sent(disc.float(), device), sent(real, device), sent(imaginary, device)

@@ -71,6 +71,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harmonium.core.devices import sent, to_host, wide
 from harmonium.core.errors import ConfigError, NotEnoughReplies
 from harmonium.core.types import ClientId, Kind
 from harmonium.federation.batch_norm import measure
@@ -115,7 +116,7 @@ class DictionaryAndTargets(WithNegatives):
     """The dictionary as further negatives, and what the model is aligned with."""
 
     alignment_batches: Iterator[AlignmentBatch]
-    record_terms: Callable[[float, float], None]  # takes alignment and contrast of every step
+    record_terms: Callable[[Tensor, Tensor], None]  # takes alignment and contrast of every step
 
 
 def _rows_field(method: FedCA) -> Field:
@@ -127,6 +128,20 @@ def _rows_field(method: FedCA) -> Field:
         guarded=bool(method.noise and method.size),
         shape=lambda method, examples: (range(examples + 1), method.objective.out),
     )
+
+
+def ratio_of(terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor | float:
+    """The sum of the alignment over that of the contrast, given both for every step.
+
+    >>> ratio_of([(torch.tensor(1.0), torch.tensor(2.0)), (torch.tensor(2.0), torch.tensor(4.0))])
+    tensor(0.5000, dtype=torch.float64)
+    """
+    if not terms:  # no alignment
+        return 0.0
+    alignments, contrasts = (
+        wide(torch.stack(each)).cumsum(0)[-1] for each in zip(*terms, strict=True)
+    )
+    return alignments / contrasts.clamp(min=1e-12)
 
 
 @methods("fedca")
@@ -196,13 +211,14 @@ class FedCA(Method):
         if not self.strength:
             return server
         here = self.at_server(server, "align")
-        parts = self.blueprint.copy_from()
+        parts = self.blueprint.copy_from(device=here.device)
         settings = replace(self.local, epochs=self.align_epochs, schedule="constant", warmup=0)
         plain = Context(me=here.id)
         fit(parts, here, lambda b: self.objective.score(parts, self.see(parts, b), plain), settings)
         h = here.features(parts.eval()["encoder"])
         with torch.no_grad():
             z = parts["projector"](h)
+        h, z = to_host([h, z])
         return replace(server, memory={**server.memory, "align_h": h, "align_z": z, "told": []})
         yield  # a plan that asks nothing
 
@@ -265,10 +281,10 @@ class FedCA(Method):
     )
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Train against the dictionary and towards the targets, then project all images."""
-        parts, terms = self.pull(client, got.model), list[tuple[float, float]]()
+        parts, terms = self.pull(client, got.model), list[tuple[Tensor, Tensor]]()
 
-        def record_terms(alignment: float, contrast: float) -> None:
-            terms.append((alignment, contrast))
+        def record_terms(alignment: Tensor, contrast: Tensor) -> None:
+            terms.append((alignment.detach(), contrast.detach()))
 
         # With `recalibrate` no BatchNorm statistics come with the model, and alignment, in
         # evaluation mode, needs some from the first step on.
@@ -289,9 +305,7 @@ class FedCA(Method):
         model = self.push(client, parts)
         if rows is None:
             rows = self.local_dictionary(client, parts, count)  # line 5
-        alignments, contrasts = sum(a for a, _ in terms), sum(c for _, c in terms)
-        ratio = alignments / max(contrasts, 1e-12)
-        return {"model": model, "loss": done.loss, "rows": rows, "ratio": ratio}
+        return {"model": model, "loss": done.loss, "rows": rows, "ratio": ratio_of(terms)}
 
     def score(self, parts: Parts, seen: Seen, context: DictionaryAndTargets) -> Tensor:
         """Eq. 14: contrast among batch and dictionary (eq. 8), and alignment (eq. 13)."""
@@ -300,7 +314,7 @@ class FedCA(Method):
             return contrast
         batch = next(context.alignment_batches)
         alignment = self.strength * alignment_loss(parts, batch, self.reduction)
-        context.record_terms(alignment.item(), contrast.item())
+        context.record_terms(alignment, contrast)
         return contrast + alignment
 
     def local_dictionary(self, client: Client, parts: Parts, count: int) -> Tensor:
@@ -318,7 +332,7 @@ class FedCA(Method):
         ensemble = torch.lerp(z, before, self.momentum)  # eq. 9
         client.state["ensemble"] = ensemble
         chosen = torch.randperm(len(z), generator=client.rng)[: count * self.group]
-        rows = functional.normalize(ensemble[chosen])  # eq. 10
+        rows = functional.normalize(ensemble[sent(chosen, client.device)])  # eq. 10
         return dictionary.protected(client, rows, self.noise, self.group)
 
     # ---- what the framework asks of a method ---------------------------------------------------

@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from harmonium.core.devices import sent
 from harmonium.core.types import Kind
 from harmonium.learning.client import Client, Decline
 from harmonium.learning.parts import Parts
@@ -39,9 +40,12 @@ def alignment_batches(client: Client, size: int) -> Iterator[AlignmentBatch]:
         if client.public is None:
             raise Decline("it has no public images to align with")
         h, z = client.state["align_h"], client.state["align_z"]
-        for index in torch.split(torch.randperm(len(h), generator=client.rng), size):
+        order = torch.randperm(len(h), generator=client.rng)
+        both = (torch.split(one, size) for one in (order, sent(order, client.device)))
+        for index, here in zip(*both, strict=True):
             pixels = torch.from_numpy(client.public.batch(index.numpy()).copy())
-            yield client.views.plain(pixels), h[index], z[index]
+            images = client.views.plain(sent(pixels, client.device))
+            yield images, h[here], z[here]
 
 
 def alignment_loss(parts: Parts, batch: AlignmentBatch, reduction: Reduction) -> Tensor:

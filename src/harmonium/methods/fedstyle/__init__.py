@@ -94,7 +94,7 @@ MEMORY = 2**29  # bytes of style features that a task may cache; above it none a
 
 # Style features of examples, given their positions (n,): h_s in the first n rows and h_sobel in the
 # last n, (2n, d).
-StyleFeatures = Callable[[Tensor], Tensor]
+StyleFeatures = Callable[[Batch], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,25 +207,24 @@ class FedStyle(Method):
     # ---- Algorithm 3: content training with infused style ----------------------------------------
 
     def style_features(self, style: nn.Module, client: Client) -> StyleFeatures:
-        """A function that returns h_s and h_sobel of examples (Algorithm 3, line 4).
+        """A function that returns h_s and h_sobel of a batch (Algorithm 3, line 4).
 
         Inputs are not augmented and the style model is frozen, so the features are the same in
         every epoch: they are computed once in a task, unless they would take too much memory.
         """
 
         @torch.no_grad()
-        def compute(index: Tensor) -> Tensor:
-            pixels = client.examples.pixels(index)
+        def compute(pixels: Tensor) -> Tensor:
             return cast(Tensor, style(self.with_sobel_copies(client.views, pixels)))
 
         count = len(client.examples)
         size = self.encoder.features_for(self.world.channels, self.world.side)
         if 2 * count * size * 4 > MEMORY:  # 4 bytes a float
-            return compute
+            return lambda batch: compute(batch.pixels)
         batches = torch.split(torch.arange(count), self.local.batch)
-        pairs = [compute(index).chunk(2) for index in batches]
+        pairs = [compute(client.examples.pixels(index)).chunk(2) for index in batches]
         h_s, h_sobel = (torch.cat(rows) for rows in zip(*pairs, strict=True))
-        return lambda index: torch.cat([h_s[index], h_sobel[index]])
+        return lambda batch: torch.cat([h_s[batch.here], h_sobel[batch.here]])
 
     def score(self, parts: Parts, seen: Seen, context: StyleContext) -> Tensor:
         """Equation 3: the objective's loss, plus lambda times that of style-infused features."""
@@ -233,7 +232,7 @@ class FedStyle(Method):
         plain = super().score(parts, seen, context)
         if not self.strength or context.style_features is None:
             return plain
-        styles = context.style_features(seen.batch.index).chunk(2)  # h_s, h_sobel
+        styles = context.style_features(seen.batch).chunk(2)  # h_s, h_sobel
         # Lines 7 and 8. Nothing is detached: the second loss reaches f_{w_c} through G.
         concatenated = [torch.cat([h, style], 1) for h, style in zip(seen.h, styles, strict=True)]
         h, z = parts.through(concatenated, "generator", "projector")

@@ -19,11 +19,14 @@ Two things are left open or look like slips in the paper:
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from harmonium.core.devices import sent
 
 Reduction = Literal["mean", "sum"]
 
@@ -51,7 +54,13 @@ def style_contrast(
     z = functional.normalize(torch.cat([images, copies]))  # rows 0..n-1 images, n..2n-1 copies
     # -inf on the diagonal takes n = i out of the denominator, and j = i out of the numerator.
     logits = (z @ z.T / temperature).fill_diagonal_(-math.inf)
-    style = torch.arange(2 * n) // n  # s_i
-    partners = (style[:, None] == style).fill_diagonal_(False)  # 1[i != j] 1[s_i = s_j]
-    total = -logits.log_softmax(1)[partners].sum()
+    total = -logits.log_softmax(1).flatten()[_partners(n, z.device)].sum()
     return total / (2 * n * (n - 1) if reduction == "mean" else 2 * n - 1)
+
+
+@lru_cache(maxsize=4)
+def _partners(n: int, device: torch.device) -> Tensor:
+    """Places in the flattened matrix of all pairs (i, j) where 1[i != j] 1[s_i = s_j] is 1."""
+    style = torch.arange(2 * n) // n  # s_i
+    pairs = (style[:, None] == style).fill_diagonal_(False)
+    return sent(pairs.flatten().nonzero().flatten(), device)

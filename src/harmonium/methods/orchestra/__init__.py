@@ -67,6 +67,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harmonium.core.devices import to_host
 from harmonium.core.errors import ConfigError, counted
 from harmonium.core.types import ClientId
 from harmonium.federation.method import TRAINED, Method, Server
@@ -244,7 +245,7 @@ class Orchestra(Method):
         In evaluation mode and without augmentation, so that a row follows from its image alone.
         """
         target: Any = parts.eval()["target"]
-        rows = functional.normalize(client.features(nn.Sequential(*target.values())))
+        rows = to_host(functional.normalize(client.features(nn.Sequential(*target.values()))))
         budget: Any = {"epsilon": self.epsilon, "delta": self.delta, "dims": self.dims}
         budget |= {"noise": client.noise, "rng": client.rng}
         noisy, made_with = private_centroids(rows, self.local_clusters, **budget)

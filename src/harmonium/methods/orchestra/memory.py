@@ -12,6 +12,8 @@ from collections import deque
 import torch
 from torch import Tensor
 
+from harmonium.core.devices import to_host
+
 
 class ProjectionMemory:
     """The newest projections and the images they belong to; it lives for one task of a client.
@@ -46,9 +48,9 @@ class ProjectionMemory:
         return min(self._count, self._size)
 
     def newest(self) -> tuple[Tensor, Tensor]:
-        """Images (n,) and their projections (n, dim), the newest last."""
+        """Images (n,) and their projections (n, dim), the newest last; on the CPU."""
         images = torch.cat([batch for batch, _ in self._batches])
-        projections = torch.cat([batch for _, batch in self._batches])
+        projections = to_host(torch.cat([batch for _, batch in self._batches]))
         if not self._distinct:
             return images[-self._size :], projections[-self._size :]
         last = {image: place for place, image in enumerate(images.tolist())}
