@@ -29,8 +29,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 from torch import nn
 
-from harmonium.engines.local import LocalEngine, task_environment
+from harmonium.engines.local import LocalEngine
 from harmonium.engines.runtime import ClientRuntime
+from harmonium.engines.workers import task_environment
 from harmonium.federation.driver import Driver
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server

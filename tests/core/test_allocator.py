@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from harmonium.core.allocator import allocator_environment
-from harmonium.engines.local import task_environment
+from harmonium.engines.workers import task_environment
 
 FAULTS = """
 import resource, sys

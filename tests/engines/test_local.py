@@ -1,7 +1,10 @@
 """Workers change nothing but the time; a dead one is replaced."""
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -10,9 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from harmonium.cli.main import main
 from harmonium.core import codec, files
 from harmonium.core.errors import ConfigError, EngineError, WireError
 from harmonium.engines.local import LocalEngine
+from harmonium.engines.workers import Worker, early_workers, shared_workers
 from harmonium.federation.driver import Driver, Reply, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
@@ -142,7 +147,7 @@ def test_errors_of_workers_arrive_as_what_they_are_and_end_no_worker(tmp_path: P
         with pytest.raises(RuntimeError, match="ZeroDivisionError: a bug of the method"):
             ask(1)
         assert [reply.client for reply in ask(2)] == [2]
-        assert engine._pool._all == {worker}  # type: ignore[union-attr]
+        assert set(engine._pool._all) == {worker}  # type: ignore[union-attr]
 
 
 def test_workers_use_one_thread_and_wait_quietly(tmp_path: Path) -> None:
@@ -180,7 +185,7 @@ def test_leaving_ends_tasks_under_way_and_starts_no_workers(tmp_path: Path) -> N
     engine.__exit__(None, None, None)
     waiting.join()
     assert time.monotonic() - started < 10
-    assert len(workers) == 2 and all(worker._process.poll() is not None for worker in workers)
+    assert len(workers) == 2 and not any(worker.alive for worker in workers)
     assert not engine._pool._all  # type: ignore[union-attr]
 
 
@@ -191,3 +196,76 @@ def test_a_worker_that_cannot_begin_says_why(tmp_path: Path) -> None:
     recipe = Recipe.from_tree({**TINY, "method": Hidden, "engine": {"workers": 1}})
     with pytest.raises(ConfigError, match="cannot import method"):
         run(recipe, out=tmp_path / "run")
+
+
+def pids(engine: LocalEngine) -> list[int]:
+    return sorted(worker.process.pid for worker in engine._pool._all)  # type: ignore[union-attr]
+
+
+def test_runs_that_share_workers_have_the_bits_of_runs_that_do_not(tmp_path: Path) -> None:
+    """Also where another method ran in the same process before, and where a folder is another's."""
+    alone = digest(tmp_path / "alone", Personal, workers=0)
+    with shared_workers(1) as spares:
+        (first,) = spares._idle
+        assert digest(tmp_path / "before", Talkative, workers=1) != alone
+        assert spares._idle == [first] and first.alive
+        shutil.rmtree(tmp_path / "before")
+        assert digest(tmp_path / "before", Personal, workers=1) == alone
+        assert digest(tmp_path / "after", Personal, workers=1) == alone
+        assert spares._idle == [first] and first.answered
+    assert not first.alive
+
+
+def test_a_worker_that_died_waiting_is_replaced(tmp_path: Path) -> None:
+    with shared_workers(2) as spares:
+        dead, alive = spares._idle
+        dead.process.kill()
+        dead.process.wait()
+        digest(tmp_path / "run", Personal, workers=1)
+        assert spares._idle == [alive]
+
+
+def test_shared_workers_in_the_middle_of_a_task_are_not_kept(tmp_path: Path) -> None:
+    _begin(tmp_path, Recipe.from_tree({**TINY, "method": f"{__name__}:Slow"}))
+    host = open_runtime(tmp_path)
+    down = {"model": host.method.blueprint.shared()}
+    with shared_workers(1) as spares:
+        (worker,) = spares._idle
+        engine = LocalEngine(host, tmp_path, workers=1)
+        asked = engine.deliver(Ask("train", [0], down), Turn(1, 0))
+        waiting = threading.Thread(target=lambda: pytest.raises(EngineError, next, asked))
+        waiting.start()
+        while not pids(engine):
+            time.sleep(0.05)
+        engine.__exit__(None, None, None)
+        waiting.join()
+        assert not worker.alive and spares._idle == []
+
+
+def test_a_refused_run_leaves_no_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Although workers start before the command has read its settings."""
+    started: list[Worker] = []
+    monkeypatch.setattr(
+        Worker, "__init__", lambda self, init=Worker.__init__: (started.append(self), init(self))[1]
+    )
+    monkeypatch.setattr(sys, "argv", ["harmonium", "run", "fedavg", "rounds=none"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2 and "rounds" in capfd.readouterr().err
+    assert len(started) == early_workers([]) and not any(worker.alive for worker in started)
+
+
+@pytest.mark.parametrize("words", [["engine.workers=0"], ["engine=flower"], ["engine.device=cpu"]])
+def test_commands_that_may_need_no_worker_start_none_early(words: list[str]) -> None:
+    assert early_workers(words) == 0
+
+
+def test_workers_start_without_torch() -> None:
+    """A command starts them first and loads torch afterwards."""
+    code = (
+        "import sys, harmonium.cli.main, harmonium.engines.workers; print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr

@@ -49,31 +49,36 @@ def test_three_kills_leave_no_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
-def test_workers_do_not_outlive_a_killed_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("begun", [False, True])
+def test_workers_do_not_outlive_a_killed_run(tmp_path: Path, begun: bool) -> None:
+    """Nor a command that is killed while it loads torch, before its run begins."""
     process = subprocess.Popen(
         [*kills.command(tmp_path / "run"), "engine.workers=2"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 60
-    while not (workers := workers_of(tmp_path / "run")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert workers
+    commit = tmp_path / "run" / "commits" / "000001.json"
+    while not (workers := workers_of(process.pid)) or (begun and not commit.exists()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert begun or not (tmp_path / "run").exists()
     process.send_signal(signal.SIGKILL)
     process.wait()
     deadline = time.monotonic() + 10
-    while workers_of(tmp_path / "run") and time.monotonic() < deadline:
+    while workers_of(process.pid) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert workers_of(tmp_path / "run") == []
+    assert workers and workers_of(process.pid) == []
 
 
-def workers_of(folder: Path) -> list[int]:
+def workers_of(parent: int) -> list[int]:
+    """Workers that were started by a process, which may be gone."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             words = (entry / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"harmonium.runs.worker" in words and str(folder).encode() in words:
+        if b"harmonium.runs.worker" in words and str(parent).encode() in words:
             found.append(int(entry.name))
     return found

@@ -12,6 +12,7 @@ import typer
 
 from harmonium.cli.terminal import Formats, Json, Out, err, say, say_plots, say_prose, show_table
 from harmonium.core.errors import ConfigError, HarmoniumError
+from harmonium.engines.workers import early_workers, shared_workers
 
 if TYPE_CHECKING:
     from harmonium.core.callbacks import Callback
@@ -181,23 +182,24 @@ def _compared(
     """Run a comparison and show its progress."""
     from harmonium.report.display import long_work
 
-    with long_work(err, as_json, "loading"):
-        from harmonium.studies.comparison.cells import plan
-        from harmonium.studies.comparison.study import compare as compare_methods
-        from harmonium.studies.comparison.study import new_folder
+    with shared_workers(early_workers(words)):  # they load torch while this process does
+        with long_work(err, as_json, "loading"):
+            from harmonium.studies.comparison.cells import plan
+            from harmonium.studies.comparison.study import compare as compare_methods
+            from harmonium.studies.comparison.study import new_folder
 
-        comparison_plan = plan(words, allow_unfair=allow_unfair)
-        folder = folder or new_folder(list(comparison_plan.methods))
-    if not as_json:
-        say_prose(comparison_plan.headline, err)
-    with _going_on(folder, as_json), long_work(err, as_json, "comparing"):
-        return compare_methods(
-            *words,
-            out=folder,
-            allow_unfair=allow_unfair,
-            formats=formats,
-            callbacks=_teller(as_json),
-        )
+            comparison_plan = plan(words, allow_unfair=allow_unfair)
+            folder = folder or new_folder(list(comparison_plan.methods))
+        if not as_json:
+            say_prose(comparison_plan.headline, err)
+        with _going_on(folder, as_json), long_work(err, as_json, "comparing"):
+            return compare_methods(
+                *words,
+                out=folder,
+                allow_unfair=allow_unfair,
+                formats=formats,
+                callbacks=_teller(as_json),
+            )
 
 
 def foretell(forecast: Forecast | StudyForecast, folder: Path | None, as_json: bool) -> None:

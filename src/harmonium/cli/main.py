@@ -38,6 +38,7 @@ from harmonium.cli.terminal import (
 )
 from harmonium.cli.tune import tune
 from harmonium.core.errors import ConfigError, HarmoniumError
+from harmonium.engines.workers import early_workers, shared_workers
 
 if TYPE_CHECKING:
     from harmonium.recipe.paper_tables import TableRecipe
@@ -117,17 +118,19 @@ def run(
     """
     from harmonium.report.display import long_work
 
-    with long_work(err, as_json, "loading"):
-        from harmonium.recipe.schema import Recipe
-        from harmonium.runs import start
+    early = 0 if dry_run else early_workers(changes or [])
+    with shared_workers(early):  # they load torch while this process does
+        with long_work(err, as_json, "loading"):
+            from harmonium.recipe.schema import Recipe
+            from harmonium.runs import start
 
-        check_formats(formats)
-        recipe = Recipe.of(what, *(changes or []))
-    if dry_run:
-        _show_estimate(recipe, as_json)
-        return
-    with watched(as_json) as watcher:
-        result = start.run(recipe, out=folder, callbacks=watcher)
+            check_formats(formats)
+            recipe = Recipe.of(what, *(changes or []))
+        if dry_run:
+            _show_estimate(recipe, as_json)
+            return
+        with watched(as_json) as watcher:
+            result = start.run(recipe, out=folder, callbacks=watcher)
     show_result(result, as_json, formats)
 
 

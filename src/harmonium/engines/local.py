@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import os
 import queue
+import secrets
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -22,14 +24,13 @@ from typing import IO, Any
 import torch
 
 from harmonium.core import codec, files
-from harmonium.core.allocator import allocator_environment
 from harmonium.core.devices import CPU
 from harmonium.core.errors import EngineError, HarmoniumError
-from harmonium.core.processes import child_environment, end_process, start_module
 from harmonium.core.progress import Listener, current_listener
 from harmonium.core.types import ClientId, Weights
 from harmonium.engines.runtime import ClientRuntime, StateRef, Task
 from harmonium.engines.state_versions import StateVersions
+from harmonium.engines.workers import Spares, Worker, waiting_workers
 from harmonium.federation.driver import Reply, Turn
 from harmonium.federation.wire import Ask
 from harmonium.storage import state_store
@@ -60,7 +61,7 @@ class LocalEngine(StateVersions):
         self._pool = _Pool(folder, workers, devices) if workers else None
 
     def __enter__(self) -> LocalEngine:
-        """Nothing to prepare: workers start with the first ask."""
+        """Nothing to prepare: workers that were not started before start with the first ask."""
         return self
 
     def __exit__(
@@ -69,7 +70,7 @@ class LocalEngine(StateVersions):
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the workers."""
+        """End the workers, or leave them to the next run of `shared_workers`."""
         if self._pool:
             self._pool.close()
 
@@ -138,10 +139,13 @@ class _Pool:
 
     def __init__(self, folder: Path, count: int, devices: Sequence[torch.device]) -> None:
         self._folder = folder
+        self._run = secrets.token_hex(8)  # a worker builds a runtime for every engine
         self._devices = [devices[number % len(devices)] for number in range(count)]  # free ones
         self._count = count
-        self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
-        self._all: set[_Worker] = set()
+        self._idle: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()
+        self._all: dict[Worker, torch.device] = {}  # and where its tasks run
+        self._shared = waiting_workers()
+        self._spares = self._shared or Spares()
         self._closing = False
         self._lock = threading.Lock()  # no worker starts once closing has begun
         for _ in range(count):
@@ -175,11 +179,12 @@ class _Pool:
 
     def _perform(self, task: Task, shared: Path, listener: Listener) -> codec.Tree:
         state = asdict(task.state) if task.state else None
-        message = codec.encode({**vars(task), "state": state, "broadcast": str(shared)})
+        message = {**vars(task), "state": state, "broadcast": str(shared)}
         for _ in range(TRIES):
             worker = self._take()
+            runtime = [str(self._folder), self._run, str(self._all[worker])]
             try:
-                result = worker.ask(message, listener)
+                result = _ask(worker, codec.encode({**message, "runtime": runtime}), listener)
             except (OSError, EOFError, ValueError):  # ValueError: its streams are closed
                 self._replace(worker)
                 continue
@@ -192,7 +197,7 @@ class _Pool:
             "out of memory? Use fewer engine.workers or a smaller local.batch"
         )
 
-    def _take(self) -> _Worker:
+    def _take(self) -> Worker:
         """An idle worker, started if needed; the caller must put it, or None, back."""
         idle = self._idle.get()
         if idle is not None:
@@ -201,71 +206,55 @@ class _Pool:
             with self._lock:
                 if self._closing:
                     raise EngineError("the run is being stopped")
-                worker = _Worker(self._folder, self._devices.pop())
-                self._all.add(worker)
+                worker = self._spares.take()
+                self._all[worker] = self._devices.pop()
                 return worker
         except BaseException:
             self._idle.put(None)
             raise
 
-    def _replace(self, worker: _Worker) -> None:
+    def _replace(self, worker: Worker) -> None:
         """End a worker; another one starts on its device when it is needed."""
-        self._all.discard(worker)
+        self._devices.append(self._all.pop(worker))
         worker.end()
-        self._devices.append(worker.device)
         self._idle.put(None)
 
     def close(self) -> None:
-        """End all workers now, even in the middle of a task."""
+        """Put back the workers that wait, and end the others now, in the middle of a task."""
         with self._lock:
             self._closing = True
-        for worker in list(self._all):
+        waiting = set[Worker]()
+        with suppress(queue.Empty):
+            while True:
+                if (worker := self._idle.get_nowait()) is not None:
+                    waiting.add(worker)
+        for _ in range(self._count):
+            self._idle.put(None)  # for tasks that have not begun: they see that this is closing
+        for worker in set(self._all) - waiting:
             worker.end()
         self._threads.shutdown(wait=True, cancel_futures=True)
+        self._all.clear()
+        for worker in waiting:
+            self._spares.put_back(worker)
+        if self._shared is None:
+            self._spares.close()
 
 
-class _Worker:
-    """One worker process."""
-
-    def __init__(self, folder: Path, device: torch.device) -> None:
-        self.device = device
-        self._started = False  # it has sent its first frame
-        self._process = start_module(
-            "harmonium.runs.worker",
-            str(folder),
-            str(os.getpid()),
-            str(device),
-            environment=task_environment(),
-        )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def ask(self, message: bytes, listener: Listener) -> codec.Tree:
-        """Send a task and wait for its result; OSError or EOFError if the process is gone."""
-        write_frame(self._process.stdin, message)  # type: ignore[arg-type]
-        if starts := not self._started:
-            listener("starting workers", 0, None, "")
-        while (frame := read_frame(self._process.stdout)) is not None:  # type: ignore[arg-type]
-            self._started = True
-            if starts:
-                listener("starting workers", 0, 0, "")
-                starts = False
-            result: codec.Tree = codec.decode(frame)
-            if "progress" not in result:
-                return result
-            listener(*result["progress"])
-        raise EOFError
-
-    def end(self) -> None:
-        end_process(self._process)
-
-
-def task_environment() -> dict[str, str]:
-    """The environment of a process that performs tasks: one thread, and memory is kept."""
-    one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    return child_environment(**one_thread, **allocator_environment())
+def _ask(worker: Worker, message: bytes, listener: Listener) -> codec.Tree:
+    """Send a task and wait for its result; OSError or EOFError if the process is gone."""
+    write_frame(worker.process.stdin, message)  # type: ignore[arg-type]
+    if starts := not worker.answered:
+        listener("starting workers", 0, None, "")
+    while (frame := read_frame(worker.process.stdout)) is not None:  # type: ignore[arg-type]
+        worker.answered = True
+        if starts:
+            listener("starting workers", 0, 0, "")
+            starts = False
+        result: codec.Tree = codec.decode(frame)
+        if "progress" not in result:
+            return result
+        listener(*result["progress"])
+    raise EOFError
 
 
 def _ignore(what: str, done: int, total: int | None, unit: str) -> None:

@@ -7,7 +7,7 @@ import platform
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +27,7 @@ from harmonium.data.partition import Split, make_split
 from harmonium.data.shift import with_split_angles
 from harmonium.engines.local import LocalEngine
 from harmonium.engines.runtime import ClientRuntime
+from harmonium.engines.workers import shared_workers
 from harmonium.evaluation.evaluator import Evaluator, figures_of
 from harmonium.evaluation.pixels import Pixels
 from harmonium.evaluation.references import RAW, references, validation_levels
@@ -49,7 +50,7 @@ from harmonium.runs.open_run import (
 )
 from harmonium.runs.rounds import RunEngine, RunInputs
 from harmonium.storage.result_folder import LOCK, PARTIAL, FolderKind, locked_folder
-from harmonium.storage.run_folder import ABOUT, RECIPE, SPLIT, RunFolder
+from harmonium.storage.run_folder import ABOUT, RECIPE, RESULT, SPLIT, RunFolder
 
 COMMAND = "command.txt"  # in a folder of several runs: the command that made them, without --out
 RUN = FolderKind("run", "runs", RECIPE, frozenset({LOCK, SPLIT, ABOUT, COPY}))
@@ -88,7 +89,7 @@ def run(
     recipe = Recipe.of(recipe, *words, **settings)
     _ = recipe.engine.devices  # a device that is not here is refused before anything is written
     folder = Path(out) if out is not None else new_folder(recipe)
-    with called(callbacks) as callback, locked(folder):
+    with called(callbacks) as callback, locked(folder), _workers(folder, recipe):
         _begin(folder, recipe)
         return _complete(RunLoop(folder, recipe, callback))
 
@@ -134,7 +135,8 @@ def resume(
         )
     with called(callbacks) as callback, locked(folder):
         add_rounds(folder, changed)
-        return _complete(RunLoop(folder, changed, callback))
+        with _workers(folder, changed):
+            return _complete(RunLoop(folder, changed, callback))
 
 
 def add_rounds(folder: Path, changed: Recipe) -> None:
@@ -238,6 +240,13 @@ def _evaluator_of(recipe: Recipe, folder: Path) -> Evaluator:
     dataset, _, split = opened(recipe, folder)
     judged, views = evaluation_data(dataset, split), recipe.views.build()
     return Evaluator(recipe.evaluate, judged, views, recipe.seed, Pixels())
+
+
+def _workers(folder: Path, recipe: Recipe) -> AbstractContextManager[object]:
+    """Start the workers of a run that has something left to do, while it is being prepared."""
+    if (folder / RESULT).exists() or recipe.engine.kind != "local" or not recipe.workers:
+        return nullcontext()
+    return shared_workers(min(recipe.workers, recipe.participation.asked(recipe.training)))
 
 
 def _engine(loop: RunLoop, runtime: ClientRuntime) -> AbstractContextManager[RunEngine]:

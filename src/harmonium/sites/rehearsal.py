@@ -26,10 +26,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from harmonium.core.errors import ConfigError, EngineError, WireError
 from harmonium.core.types import ClientId
-from harmonium.engines.local import task_environment
 from harmonium.engines.remote import NEEDS_FLOWER, RemoteEngine, RemoteSite, Waits
 from harmonium.engines.runtime import ClientRuntime
 from harmonium.engines.seal import unverified_header
+from harmonium.engines.workers import task_environment
 from harmonium.federation.filters import arrival
 from harmonium.recipe.schema import Recipe
 from harmonium.sites.plan import frame_of

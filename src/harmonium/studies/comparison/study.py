@@ -24,6 +24,7 @@ from harmonium.core.errors import (
     NoneFinished,
 )
 from harmonium.core.progress import work
+from harmonium.engines.workers import shared_workers
 from harmonium.methods.centralised import Centralised
 from harmonium.recipe.overrides import as_words, changes_of
 from harmonium.report import figure as look
@@ -44,6 +45,7 @@ from harmonium.studies.comparison.traffic import components, course
 COMPARISON = FolderKind("comparison", "compare")
 
 
+@shared_workers()
 def compare(
     *words: str,
     out: str | Path | None = None,

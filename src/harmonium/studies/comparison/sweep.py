@@ -18,6 +18,7 @@ from typing import Any
 from harmonium.core.callbacks import Callbacks, labelled
 from harmonium.core.errors import ConfigError, NoneFinished, suggest
 from harmonium.core.settings import plain
+from harmonium.engines.workers import shared_workers
 from harmonium.recipe.overrides import changes_of
 from harmonium.recipe.paper_tables import FULL, SMALL
 from harmonium.recipe.presets import read_yaml, sweeps
@@ -241,6 +242,7 @@ class Sweep(Tabular):
         }
 
 
+@shared_workers()
 def sweep(
     *words: str,
     out: str | Path | None = None,

@@ -26,6 +26,7 @@ import numpy as np
 from harmonium.core.callbacks import Callbacks
 from harmonium.core.errors import ConfigError
 from harmonium.core.progress import work
+from harmonium.engines.workers import shared_workers
 from harmonium.recipe.overrides import Change, as_words, changes_of
 from harmonium.report import figure
 from harmonium.report.metric_names import times
@@ -91,6 +92,7 @@ class Study(Tabular):
         return shown
 
 
+@shared_workers()
 def tune(
     what: str,
     *words: str,
