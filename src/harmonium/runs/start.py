@@ -195,6 +195,8 @@ def _complete(loop: RunLoop) -> Result:
     if device.type != "cpu":
         names = ", ".join(map(devices.described, recipe.engine.devices))
         loop.watcher.note(f"computing on {names}")
+    elif recipe.local.precision != "fp32":
+        loop.watcher.note(f"local.precision={recipe.local.precision} is slow on most CPUs")
     dataset, public, split = opened(recipe, path)
     runtime = make_runtime(recipe, dataset, split, path, public)
     inputs = RunInputs(
