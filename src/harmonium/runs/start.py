@@ -25,6 +25,7 @@ from harmonium.core.settings import plain
 from harmonium.data.images import UNKNOWN, Dataset
 from harmonium.data.partition import Split, make_split
 from harmonium.data.shift import with_split_angles
+from harmonium.engines import memory
 from harmonium.engines.local import LocalEngine
 from harmonium.engines.runtime import ClientRuntime
 from harmonium.evaluation.evaluator import Evaluator, figures_of
@@ -245,6 +246,7 @@ def _evaluator_of(recipe: Recipe, folder: Path) -> Evaluator:
 def _engine(loop: RunLoop, runtime: ClientRuntime) -> AbstractContextManager[RunEngine]:
     settings = loop.recipe.engine
     workers = loop.recipe.workers
+    memory.check(runtime.method, settings.devices, workers)
     if settings.kind == "local":
         return LocalEngine(runtime, loop.path, workers, settings.devices)
     # A rehearsal runs a whole federation on this machine. It is a higher layer, imported by name.
