@@ -193,6 +193,7 @@ def _complete(loop: RunLoop) -> Result:
         return loop.result()
     recipe, path = loop.recipe, loop.path
     device = recipe.engine.devices[0]
+    devices.select(device)
     if device.type != "cpu":
         names = ", ".join(map(devices.described, recipe.engine.devices))
         loop.watcher.note(f"computing on {names}")

@@ -50,9 +50,11 @@ def _runtime(folder: Path, device: str) -> ClientRuntime:
     """The runtime, built at the first task, so that its errors are reported like others."""
     import torch
 
+    from harmonium.core.devices import select
     from harmonium.runs.open_run import open_runtime
 
-    return open_runtime(folder).on(torch.device(device))
+    select(place := torch.device(device))
+    return open_runtime(folder).on(place)
 
 
 def _perform(runtime: ClientRuntime, message: Any) -> Any:
