@@ -172,3 +172,9 @@ def test_a_mixture_of_devices_is_refused_by_the_pretence() -> None:
         there = torch.arange(4, device=DEVICE)
         there[torch.tensor([1])], there[there > 2], there.sum().item(), there.to("cpu")
     assert waits == {"index": 1, "shape": 1, "item": 1, "copy": 1}
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_waits_for_nothing(precision: str, optimiser: str) -> None:
+    check("fedavg", local={**TINY["local"], "precision": precision, "optimiser": optimiser})

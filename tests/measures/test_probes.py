@@ -1,8 +1,9 @@
 """Probes of runs: each figure by hand, on the run's own images and on others."""
 
 import json
-import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -515,22 +516,21 @@ def test_long_work_is_told_from_first_to_last(plain: Path, home: Path, tmp_path:
 
 
 # ---- what a killed call keeps ----------------------------------------------------------------
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+DYING = """
+import os, sys, harmonium
+told = []
+def dying(text):
+    told.append(text)
+    if len(told) == 3:
+        os._exit(9)
+harmonium.evaluate_run(*sys.argv[2:], out=sys.argv[1], note=dying)
+"""
+
+
 def test_a_killed_call_repeats_no_finished_draw(plain: Path, home: Path, tmp_path: Path) -> None:
     words = ["semi", "semi.fractions=[0.3]", "semi.draws=2", "semi.epochs=1"]
-    told: list[str] = []
-
-    def dying(text: str) -> None:
-        told.append(text)
-        if len(told) == 3:
-            os._exit(9)
-
-    if (child := os.fork()) == 0:
-        try:
-            harmonium.evaluate_run(plain, *words, out=tmp_path / "out", note=dying)
-        finally:
-            os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    command = [sys.executable, "-c", DYING, str(tmp_path / "out"), str(plain), *words]
+    assert subprocess.run(command).returncode == 9
     assert len(list((home / "draws").iterdir())) == 3
     lines: list[str] = []
     again = harmonium.evaluate_run(plain, *words, note=lines.append)  # wherever it is written

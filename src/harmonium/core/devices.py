@@ -20,6 +20,7 @@ from harmonium.core.errors import ConfigError
 
 CPU = torch.device("cpu")
 AUTO = "auto"
+REAL = ("cuda", "mps", "xpu")  # accelerators that torch itself has generators and clocks of
 UNKNOWN_MEMORY = 2**30  # bytes of images that may stay on a device whose memory is not known
 _current: ContextVar[torch.device] = ContextVar("device", default=CPU)
 
@@ -106,6 +107,21 @@ def current() -> torch.device:
     return _current.get()
 
 
+def select(device: torch.device) -> None:
+    """Make a device the one that this process uses where nothing else is said.
+
+    A process of the second GPU then takes no memory of the first.
+    """
+    if device.type in REAL and device.index is not None:
+        torch.accelerator.set_device_index(device.index)
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for a device, to measure time."""
+    if device.type in REAL:
+        torch.accelerator.synchronize(device)
+
+
 def computed_on() -> dict[str, str]:
     """The kind of the current device for keys of caches, which differ by rounding; CPU: nothing."""
     return {} if current().type == "cpu" else {"device": current().type}
@@ -189,7 +205,7 @@ def seeded(device: torch.device, seed: int) -> Iterator[None]:
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        if device.type in ("cuda", "mps", "xpu"):
+        if device.type in REAL:
             torch.get_device_module(device).manual_seed(seed)
         yield
 

@@ -226,8 +226,9 @@ class _Pool:
         waiting = set[Worker]()
         with suppress(queue.Empty):
             while True:
-                if (worker := self._idle.get_nowait()) is not None:
-                    waiting.add(worker)
+                worker = self._idle.get_nowait()
+                if worker is not None and self._all[worker].type == "cpu":
+                    waiting.add(worker)  # one on an accelerator would go on holding memory there
         for _ in range(self._count):
             self._idle.put(None)  # for tasks that have not begun: they see that this is closing
         for worker in set(self._all) - waiting:

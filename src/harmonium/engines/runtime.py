@@ -20,10 +20,11 @@ from torch import Tensor
 
 from harmonium.core import codec, files, seeds
 from harmonium.core.devices import CPU, room_for
-from harmonium.core.errors import StoreError
+from harmonium.core.errors import EngineError, StoreError
 from harmonium.core.threads import single_thread
 from harmonium.core.types import ClientId
 from harmonium.data.images import Images
+from harmonium.engines import memory
 from harmonium.federation.driver import handle
 from harmonium.federation.method import Method
 from harmonium.federation.secure_aggregation.client import Keyring, planned
@@ -86,6 +87,15 @@ class ClientRuntime:
                     done = self._exchange(task, down, broadcast)
         except Decline as reason:
             return {"client": task.client, "up": None, "why": str(reason)}
+        except RuntimeError as error:
+            if self.device.type == "cpu" or not memory.is_exhausted(error):
+                raise
+            batch = self.method.local.batch
+            remedy = memory.advice(self.method, self.device)
+            raise EngineError(
+                f"client {task.client} ran out of the memory of {self.device} with "
+                f"local.batch={batch}: {remedy}"
+            ) from None
         return {"client": task.client, "why": "", **done}
 
     def _exchange(self, task: Task, down: dict[str, Any], broadcast: bytes) -> dict[str, Any]:

@@ -25,6 +25,28 @@ def _plain(kind: type[Kind]) -> type[Kind]:
     return type(kind.__name__, (kind,), {"__module__": __name__, **own})
 
 
+class FusedSGD(_plain(torch.optim.SGD)):  # type: ignore[misc]
+    """Torch's fused SGD, which leaves out a step whose gradients overflowed, on the device itself.
+
+    Running sums start at 0 here: torch's start with what the first step finds in memory if that
+    step is left out.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], momentum: float, **how: Any) -> None:
+        super().__init__(parameters, momentum=momentum, fused=True, **how)
+        if momentum:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+class FusedAdam(_plain(torch.optim.Adam)):  # type: ignore[misc]
+    """Torch's fused Adam, which leaves out such steps too."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], **how: Any) -> None:
+        super().__init__(parameters, fused=True, **how)
+
+
 class SGD(_plain(torch.optim.SGD)):  # type: ignore[misc]
     """Torch's SGD with a learning rate, momentum and weight decay.
 

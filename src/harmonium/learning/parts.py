@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -100,6 +101,7 @@ class Parts(nn.ModuleDict):
             )
         super().__init__({name: part.module for name, part in parts.items()})
         self.joint_views = joint_views
+        self.low: torch.dtype | None = None  # type that `through` computes in; none: float32
         self.rules = {name: _rule(name, part, overrides) for name, part in parts.items()}
         self.lazy = {name for name, part in parts.items() if part.lazy}
         self.tables = {  # parts made with a row for each client, whatever their rule is now
@@ -133,9 +135,16 @@ class Parts(nn.ModuleDict):
             path: names of parts, or modules; each takes the output of the one before it.
 
         Returns:
-            For every module of the path, its outputs, one for each view.
+            For every module of the path, its outputs, one for each view; float32.
         """
         modules = [self[step] if isinstance(step, str) else step for step in path]
+        if self.low is None:
+            return self._through(views, modules)
+        with torch.autocast(views[0].device.type, self.low):
+            outputs = self._through(views, modules)
+        return [[rows.float() for rows in each] for each in outputs]
+
+    def _through(self, views: Sequence[Tensor], modules: Sequence[nn.Module]) -> list[list[Tensor]]:
         if self.joint_views:
             rows, sizes = torch.cat(list(views)), [len(view) for view in views]
             outputs = []
@@ -150,6 +159,15 @@ class Parts(nn.ModuleDict):
                 rows = module(rows)
                 per_view.append(rows)
         return outputs
+
+    @contextmanager
+    def computing_in(self, low: torch.dtype | None) -> Iterator[None]:
+        """Let `through` compute in another type within the block."""
+        before, self.low = self.low, low
+        try:
+            yield
+        finally:
+            self.low = before
 
     def rule_of(self, key: str) -> Rule:
         """The share rule of one tensor, by its dotted name."""

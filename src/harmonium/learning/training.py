@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,9 @@ from harmonium.core.errors import ConfigError, counted
 from harmonium.learning import schedules
 from harmonium.learning.client import Batch, Client, Decline
 from harmonium.learning.contract import checked_loss
-from harmonium.learning.optimisers import SGD, Adam, clip_gradients
+from harmonium.learning.optimisers import SGD, Adam, FusedAdam, FusedSGD, clip_gradients
+from harmonium.learning.parts import Parts
+from harmonium.learning.precision import TYPES, Precision, Scaler
 from harmonium.learning.schedules import MILESTONES, Schedule
 
 
@@ -38,6 +40,7 @@ class Local:
     decay: float | None = None  # factor of step (none: 0.1) and of exponential (none: 0.99)
     milestones: tuple[float, ...] = MILESTONES  # shares of the rounds at which step multiplies
     clip: float | None = 1.0  # largest gradient norm; none: unlimited
+    precision: Precision = "fp32"  # of networks in training; bf16 and fp16 are for accelerators
     dp_clip: float | None = None  # largest gradient norm of one image (DP-SGD); none: any
     dp_noise: float = 0.0  # on a step's sum of them: standard deviations over its sensitivity
     for_clients: int | None = None  # clients that epochs were chosen for; other numbers scale them
@@ -57,6 +60,11 @@ class Local:
         self._require("dp_noise", 0 <= self.dp_noise < math.inf, "0 or more")
         if self.dp_noise and dp_clip is None:
             raise ConfigError("local.dp_noise needs local.dp_clip, e.g. 1")
+        if self.precision != "fp32" and dp_clip is not None:
+            raise ConfigError(
+                f"local.precision={self.precision} is not proved for DP-SGD: set "
+                "local.precision=fp32"
+            )
         clients, fraction = self.for_clients, self.for_fraction
         self._require("for_clients", clients is None or clients >= 1, "at least 1")
         self._require(
@@ -108,9 +116,11 @@ class Local:
 
     def optimise(self, parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
         """A new optimiser over some parameters."""
-        if self.optimiser == "adam":
-            return Adam(parameters, lr=rate, weight_decay=self.weight_decay)
-        return SGD(parameters, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay)
+        how: dict[str, Any] = {"lr": rate, "weight_decay": self.weight_decay}
+        how |= {"momentum": self.momentum} if self.optimiser == "sgd" else {}
+        if self.precision == "fp16":
+            return (FusedAdam if self.optimiser == "adam" else FusedSGD)(parameters, **how)
+        return (Adam if self.optimiser == "adam" else SGD)(parameters, **how)
 
 
 @dataclass(frozen=True)
@@ -154,7 +164,9 @@ def fit(
     parameters = [p for name in names for p in parts[name].parameters() if p.requires_grad]
     optimiser = local.optimise(parameters, local.rate(client.round, client.rounds))
     losses: list[Tensor] = []
-    with frozen(module for name, module in parts.items() if name not in names):
+    low = parts.computing_in(TYPES.get(local.precision)) if isinstance(parts, Parts) else None
+    scaler = Scaler(local.precision, client.device)
+    with low or nullcontext(), frozen(m for name, m in parts.items() if name not in names):
         for batch in client.batches(
             local.epochs,
             local.batch,
@@ -166,14 +178,14 @@ def fit(
                 parameter.grad = None
             if local.dp_clip is None:
                 value = checked_loss(loss(batch))
-                value.backward()  # type: ignore[no-untyped-call]
+                scaler.backward(value, optimiser)
             else:
                 value = dpsgd.step(parameters, loss, batch, local, client)
             if local.clip is not None:
                 clip_gradients(parameters, local.clip)
             if beside is not None:
                 beside(batch)
-            optimiser.step()
+            scaler.step(optimiser)
             if after is not None:
                 after()
             losses.append(value.detach().reshape(()))  # to read it now would wait for the device

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from harmonium.core import codec
+from harmonium.core import codec, devices
 from harmonium.core.errors import HarmoniumError, counted
 from harmonium.core.progress import send_events_to, work
 from harmonium.core.types import ClientId
@@ -95,7 +95,8 @@ def estimated(recipe: Recipe, *, verdict: bool = True) -> Estimate | str:
         for spec in filter(None, (recipe.data, recipe.public)):
             if not _loads_quickly(spec):
                 return f"{spec.name} is not decoded yet: `harmonium data show` or a run does that"
-        with work("measuring a few steps"), tempfile.TemporaryDirectory() as folder:
+        device = devices.using(recipe.engine.devices[0])
+        with work("measuring a few steps"), device, tempfile.TemporaryDirectory() as folder:
             return _measured(recipe, Path(folder), verdict)
     except HarmoniumError as error:
         return f"a run would be refused: {error}"
@@ -201,7 +202,8 @@ class _Trial:
         self.cohort = sorted(near[: min(CLIENTS, recipe.participation.asked(recipe.training))])
         # These have more or fewer images than clients have on average.
         self._scale = mean / max(1.0, float(np.mean([examples[c] for c in self.cohort])))
-        self._server = Server(examples, self.method.blueprint.shared(), public=runtime.public)
+        shared = self.method.blueprint.shared()
+        self._server = Server(examples, shared, public=runtime.public, device=devices.current())
         self._meter = _Meter()
         self._engine = _TimedEngine(runtime, folder, self._meter)
         self._ledger = Ledger()
@@ -252,7 +254,7 @@ class _TimedEngine(LocalEngine):
     """The local engine; it records the seconds that every task would take in full."""
 
     def __init__(self, runtime: ClientRuntime, folder: Path, meter: _Meter) -> None:
-        super().__init__(runtime, folder, workers=0)
+        super().__init__(runtime, folder, workers=0, devices=(devices.current(),))
         self.tasks: list[float] = []
         self.only: Sequence[ClientId] | None = None  # clients that stand for all
         self.everyone, self.cohort = 0, 0  # numbers of all clients and of a round's
@@ -300,6 +302,7 @@ class _Meter:
         if done == total:
             self._seen.pop(what, None)
             return
+        devices.synchronise(devices.current())
         self._latest, self._total[what] = what, total
         self._seen.setdefault(what, []).append((time.perf_counter(), done))
 

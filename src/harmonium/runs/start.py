@@ -25,6 +25,7 @@ from harmonium.core.settings import plain
 from harmonium.data.images import UNKNOWN, Dataset
 from harmonium.data.partition import Split, make_split
 from harmonium.data.shift import with_split_angles
+from harmonium.engines import memory
 from harmonium.engines.local import LocalEngine
 from harmonium.engines.runtime import ClientRuntime
 from harmonium.engines.workers import shared_workers
@@ -194,9 +195,12 @@ def _complete(loop: RunLoop) -> Result:
         return loop.result()
     recipe, path = loop.recipe, loop.path
     device = recipe.engine.devices[0]
+    devices.select(device)
     if device.type != "cpu":
         names = ", ".join(map(devices.described, recipe.engine.devices))
         loop.watcher.note(f"computing on {names}")
+    elif recipe.local.precision != "fp32":
+        loop.watcher.note(f"local.precision={recipe.local.precision} is slow on most CPUs")
     dataset, public, split = opened(recipe, path)
     runtime = make_runtime(recipe, dataset, split, path, public)
     inputs = RunInputs(
@@ -252,6 +256,7 @@ def _workers(folder: Path, recipe: Recipe) -> AbstractContextManager[object]:
 def _engine(loop: RunLoop, runtime: ClientRuntime) -> AbstractContextManager[RunEngine]:
     settings = loop.recipe.engine
     workers = loop.recipe.workers
+    memory.check(runtime.method, settings.devices, workers)
     if settings.kind == "local":
         return LocalEngine(runtime, loop.path, workers, settings.devices)
     # A rehearsal runs a whole federation on this machine. It is a higher layer, imported by name.

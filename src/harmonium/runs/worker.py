@@ -59,6 +59,7 @@ class TaskServer:
         """The runtime, built at a run's first task, so that its errors are reported like others."""
         import torch
 
+        from harmonium.core.devices import select
         from harmonium.runs.open_run import open_runtime
 
         if self._runtime is None or of != self._of:
@@ -66,7 +67,8 @@ class TaskServer:
                 self._runtime = None
                 gc.collect()
             folder, _, device = of
-            self._runtime, self._of = open_runtime(Path(folder)).on(torch.device(device)), of
+            select(place := torch.device(device))
+            self._runtime, self._of = open_runtime(Path(folder)).on(place), of
         return self._runtime
 
 

@@ -265,6 +265,7 @@ def run_client(
         ended: an event that stops the client when it is set.
     """
     place = devices.chosen(device)[0]
+    devices.select(place)
     if place.type != "cpu":
         note(f"computing on {devices.described(place)}")
     try:

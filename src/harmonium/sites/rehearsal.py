@@ -159,11 +159,13 @@ def main() -> None:
     threading.Thread(target=exit_with_parent, daemon=True).start()
     import torch
 
+    from harmonium.core.devices import select
     from harmonium.engines.flower.node import answer_messages
     from harmonium.runs.open_run import open_runtime
 
     folder = Path(facts["folder"])
-    runtime = open_runtime(folder).on(torch.device(facts["device"]))
+    select(device := torch.device(facts["device"]))
+    runtime = open_runtime(folder).on(device)
     server: Any = serialization.load_pem_public_key(facts["server"].encode())
     sites: dict[ClientId, Site] = {}
     keys: dict[ClientId, Any] = {}

@@ -2,8 +2,8 @@
 
 import csv
 import json
-import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -115,26 +115,23 @@ def test_the_command_runs_the_best_setting_in_full(tmp_path: Path) -> None:
     assert recipe.rounds == 20 and recipe.evaluate.tuning is None and recipe.clients == 3
 
 
-class _Killed(Callback):
-    """Dies with the whole process at some round, without a chance to tidy up."""
-
+KILLED = """
+import os, sys
+from harmonium import Callback, tune
+class Killed(Callback):
     left = 3
-
-    def round(self, row: Any, seconds: float) -> None:
-        _Killed.left -= 1
-        if not _Killed.left:
+    def round(self, row, seconds):
+        Killed.left -= 1
+        if not Killed.left:
             os._exit(9)
+tune("fedsimclr", *sys.argv[2:], out=sys.argv[1], callbacks=lambda label: Killed(), check=[2])
+"""
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_killed_study_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
     words = (*GRID, "data.unlabelled=true")
-    if (child := os.fork()) == 0:
-        try:
-            study(tmp_path / "killed", *words, callbacks=lambda label: _Killed(), check=[2])
-        finally:
-            os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "killed"), *SMALL, *words]
+    assert subprocess.run(command).returncode == 9
     assert not (tmp_path / "killed" / "tune.csv").exists()
     seen: list[str] = []
 
