@@ -262,6 +262,14 @@ def test_commands_that_may_need_no_worker_start_none_early(words: list[str]) -> 
     assert early_workers(words) == 0
 
 
+def test_workers_that_a_recipe_does_not_need_are_ended(tmp_path: Path) -> None:
+    recipe = Recipe.from_tree({**TINY, "method": "fedavg", "engine": {"workers": 0}})
+    with shared_workers(1) as spares:
+        (worker,) = spares._idle
+        run(recipe, out=tmp_path / "run")
+        assert spares._idle == [] and not worker.alive
+
+
 def test_workers_start_without_torch() -> None:
     """A command starts them first and loads torch afterwards."""
     code = (

@@ -75,13 +75,18 @@ class Spares:
                 return
         worker.end()
 
+    def dismiss(self) -> None:
+        """End the workers that wait."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for worker in idle:
+            worker.end()
+
     def close(self) -> None:
         """End the workers that wait, and those that are put back later."""
         with self._lock:
             self._closed = True
-            idle, self._idle = self._idle, []
-        for worker in idle:
-            worker.end()
+        self.dismiss()
 
 
 _shared: ContextVar[Spares | None] = ContextVar("shared workers", default=None)

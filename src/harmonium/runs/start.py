@@ -28,7 +28,7 @@ from harmonium.data.shift import with_split_angles
 from harmonium.engines import memory
 from harmonium.engines.local import LocalEngine
 from harmonium.engines.runtime import ClientRuntime
-from harmonium.engines.workers import shared_workers
+from harmonium.engines.workers import shared_workers, waiting_workers
 from harmonium.evaluation.evaluator import Evaluator, figures_of
 from harmonium.evaluation.pixels import Pixels
 from harmonium.evaluation.references import RAW, references, validation_levels
@@ -248,7 +248,11 @@ def _evaluator_of(recipe: Recipe, folder: Path) -> Evaluator:
 
 def _workers(folder: Path, recipe: Recipe) -> AbstractContextManager[object]:
     """Start the workers of a run that has something left to do, while it is being prepared."""
-    if (folder / RESULT).exists() or recipe.engine.kind != "local" or not recipe.workers:
+    if recipe.engine.kind != "local" or not recipe.workers:
+        if (started := waiting_workers()) is not None:  # before the recipe was read
+            started.dismiss()
+        return nullcontext()
+    if (folder / RESULT).exists():
         return nullcontext()
     return shared_workers(min(recipe.workers, recipe.participation.asked(recipe.training)))
 
