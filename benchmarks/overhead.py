@@ -167,6 +167,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if (environment := task_environment()) != dict(os.environ):  # read when a process starts
-        os.execve(sys.executable, [sys.executable, *sys.argv], environment)
+    if os.environ.get("OMP_NUM_THREADS") != "1":  # such settings are read when a process starts
+        os.execve(sys.executable, [sys.executable, *sys.argv], task_environment())
     main()

@@ -12,7 +12,7 @@ from tests.devices.pretend import DEVICE, NAME, counted
 import harmonium
 from harmonium.core import devices
 from harmonium.core.errors import ConfigError
-from harmonium.engines import local
+from harmonium.engines import local, workers
 from harmonium.engines.settings import EngineSettings
 from harmonium.evaluation.finetune import TUNINGS, finetune
 from harmonium.measures import measures
@@ -141,23 +141,19 @@ def test_one_accelerator_needs_no_worker_and_several_have_one_each(
 
 def test_workers_are_spread_over_devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Also after a worker has died: its device becomes free."""
-    started: list[str] = []
 
     class Process:
         stdin = stdout = None
-        pid = 0
 
-    def start(module: str, *arguments: str, environment: Any) -> Any:
-        started.append(arguments[-1])
-        return Process()
-
-    monkeypatch.setattr(local, "start_module", start)
-    monkeypatch.setattr(local, "end_process", lambda process: None)
+    monkeypatch.setattr(workers, "start_module", lambda *_, **__: Process())
+    monkeypatch.setattr(workers, "end_process", lambda process: None)
     pool = local._Pool(tmp_path, 3, [torch.device(f"{NAME}:{number}") for number in (0, 1)])
-    workers = [pool._take() for _ in range(3)]
-    assert sorted(started) == [f"{NAME}:0", f"{NAME}:0", f"{NAME}:1"]
-    pool._replace(workers[0])
-    assert pool._take().device == workers[0].device
+    first, *_ = [pool._take() for _ in range(3)]
+    places = sorted(map(str, pool._all.values()))
+    assert places == [f"{NAME}:0", f"{NAME}:0", f"{NAME}:1"]
+    pool._replace(first)
+    pool._take()
+    assert sorted(map(str, pool._all.values())) == places
 
 
 def test_what_a_run_computes_on_is_said(tmp_path: Path, undrawn: None) -> None:
