@@ -2,7 +2,6 @@
 
 import time
 from io import BytesIO, StringIO
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -249,19 +248,18 @@ def test_a_worker_process_passes_progress_on_before_its_answer(monkeypatch):
         told_by(progress.current_listener())
         return {"answer": 1}
 
-    monkeypatch.setattr(worker, "_runtime", lambda folder: None)
+    monkeypatch.setattr(worker.TaskServer, "_runtime_of", lambda self, of: None)
     monkeypatch.setattr(worker, "_perform", perform)
     monkeypatch.setattr(worker, "throttled", lambda listener: listener)
     tasks, results = BytesIO(), BytesIO()
-    local.write_frame(tasks, codec.encode({}))
+    local.write_frame(tasks, codec.encode({"runtime": ["", "", ""]}))
     tasks.seek(0)
-    worker.serve(Path(), tasks, results)
+    worker.TaskServer().serve(tasks, results)
     results.seek(0)
-    process = object.__new__(local._Worker)
-    process._started = True
-    process._process = SimpleNamespace(stdin=BytesIO(), stdout=results)
+    process = SimpleNamespace(stdin=BytesIO(), stdout=results)
+    answering = SimpleNamespace(answered=True, process=process)
     heard = []
-    assert process.ask(b"", lambda *event: heard.append(event)) == {"answer": 1}
+    assert local._ask(answering, b"", lambda *event: heard.append(event)) == {"answer": 1}
     assert heard == [("client 3", n, 100, "images") for n in (0, 50, 100)]
 
 
