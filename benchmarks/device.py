@@ -154,12 +154,6 @@ def ask(device: torch.device, *names: str) -> Any:
     return None
 
 
-def wait_for(device: torch.device) -> None:
-    """Wait until the device has done all that it was asked."""
-    if device.type != "cpu":
-        ask(device, "synchronize")
-
-
 def forget_memory(device: torch.device) -> None:
     """Give cached memory back, and count the peak from here on."""
     if device.type != "cpu":
@@ -691,11 +685,11 @@ class Speed:
         if self.setting.resident and self._resident is None:  # sent once in a run, not in a task
             self._resident = runtime.resident
         vars(runtime)["resident"] = self._resident
-        wait_for(device)
+        devices.synchronise(device)
         clock = time.process_time if device.type == "cpu" else time.perf_counter
         before = clock()
         done = runtime.perform(Task("train", 0, 1, 0, {}, None), self._message)
-        wait_for(device)
+        devices.synchronise(device)
         if done["up"] is None:
             raise RuntimeError(done["why"])
         return clock() - before
@@ -844,6 +838,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.compile and "local.compile" not in known_keys():
         parser.error("--compile: this version has no local.compile")
     seconds = options.seconds or (40.0 if device.type == "cpu" else 120.0)
+    devices.select(device)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN")
     if options.markdown:
