@@ -284,10 +284,18 @@ class Outcome:
     start: Tensor  # all weights in a row, before
     weights: Tensor  # and after
     losses: list[float]  # of every client
-    features: Tensor  # of held-out images
-    knn: float
-    encoder: torch.nn.Module
     trial: Trial
+    device: torch.device
+
+    def evaluated(self, device: torch.device | None = None) -> tuple[Tensor, float]:
+        """Features of held-out images and kNN accuracy, on a device; none: its own."""
+        data, views = self.trial.dataset, self.trial.recipe.views.build()
+        parts = (data.train, data.validation)
+        encoder = self.trial.method.blueprint.copy_from(self.trial.server.model)["encoder"]
+        with devices.using(device or self.device):
+            bank, queries = (embed(encoder, part, views.plain) for part in parts)
+            known, wanted = (torch.from_numpy(np.array(part.labels)) for part in parts)
+            return queries, knn_answers(bank, known, queries, wanted, k=20).accuracy
 
 
 def other_kernels() -> AbstractContextManager[Any]:
@@ -332,8 +340,6 @@ def outcome(
     with devices.using(device):
         split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
         trial = Trial(recipe, dataset, split, engine=engine).go()
-        encoder = trial.method.blueprint.copy_from(trial.server.model)["encoder"]
-        features, knn = evaluated(encoder, trial)
     losses = [
         float(reply.up["loss"])
         for recorded in trial.recorded
@@ -341,16 +347,7 @@ def outcome(
         if reply.up and "loss" in reply.up
     ]
     start = in_a_row(trial.method.blueprint.shared())
-    return Outcome(start, in_a_row(trial.server.model), losses, features, knn, encoder, trial)
-
-
-def evaluated(encoder: torch.nn.Module, trial: Trial) -> tuple[Tensor, float]:
-    """Features of held-out images, and kNN accuracy, computed on the current device."""
-    data, views = trial.dataset, trial.recipe.views.build()
-    bank, queries = (embed(encoder, part, views.plain) for part in (data.train, data.validation))
-    labels = (torch.from_numpy(np.array(part.labels)) for part in (data.train, data.validation))
-    known, wanted = labels
-    return queries, knn_answers(bank, known, queries, wanted, k=20).accuracy
+    return Outcome(start, in_a_row(trial.server.model), losses, trial, device)
 
 
 def in_a_row(model: Mapping[str, Tensor]) -> Tensor:
@@ -364,19 +361,19 @@ def apart(one: Tensor, other: Tensor, over: Tensor | None = None) -> float:
     return float((one.double() - other.double()).norm() / size)
 
 
-def compared(here: Outcome, there: Outcome, device: torch.device) -> dict[str, Any]:
-    """How far two outcomes are apart; the first is that of the CPU."""
-    with devices.using(device):  # the same weights, evaluated there
-        features, _ = evaluated(here.encoder, here.trial)
+def compared(
+    here: Outcome, evaluated: tuple[Tensor, float], there: Outcome
+) -> Iterator[dict[str, Any]]:
+    """How far two outcomes are apart, training first; the first, evaluated, is that of the CPU."""
     pairs = zip(here.losses, there.losses, strict=True)
-    return {
+    yield {
         "weights": apart(there.weights, here.weights),
         "change": apart(there.weights, here.weights, here.weights - here.start),
         "losses": max(abs(b - a) / max(abs(a), 1e-12) for a, b in pairs),
-        "features": apart(features, here.features),
-        "knn_cpu": here.knn,
-        "knn": there.knn,
     }
+    elsewhere, _ = here.evaluated(there.device)  # the same weights
+    yield {"features": apart(elsewhere, evaluated[0]), "knn_cpu": evaluated[1]}
+    yield {"knn": there.evaluated()[1]}
 
 
 def agrees(row: Mapping[str, Any]) -> bool:
@@ -411,7 +408,7 @@ def agreement(device: torch.device, counts: dict[str, list[Any]]) -> Table:
     }
     with_what = "itself under other kernels" if alone else str(device)
     table = Table(f"Agreement of the CPU with {with_what}", about)
-    first, before = next(iter(CASES)), dict[str, Outcome]()
+    first, on_cpu = next(iter(CASES)), dict[str, tuple[Outcome, tuple[Tensor, float]]]()
     more = [(first, name, how) for name, how in low_precisions(device).items()]
     more.append((first, "fast views", FAST_VIEWS))
     for case, name, how in [*((case, "", {}) for case in CASES), *more]:
@@ -419,11 +416,14 @@ def agreement(device: torch.device, counts: dict[str, list[Any]]) -> Table:
         say(f"agreement: {row['case']}")
         table.rows.append(row)
         try:
-            before.setdefault(case, outcome(case, CPU))
+            if case not in on_cpu:
+                here = outcome(case, CPU)
+                on_cpu[case] = here, here.evaluated()
             with other_kernels() if alone else nullcontext():
                 found = None if name else counts.setdefault(case, [])
                 there = outcome(case, device, found, how)
-                row |= compared(before[case], there, device)
+                for figures in compared(*on_cpu[case], there):
+                    row |= figures
             row["verdict"] = verdict(agrees(row)) if not name else "no tolerance"
             if how is FAST_VIEWS:
                 row["verdict"] = "MISSED: not told apart" if agrees(row) else "told apart"
