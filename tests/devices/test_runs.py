@@ -1,5 +1,6 @@
 """Whole runs on a pretend accelerator: rounds, evaluation, measures, worker processes."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +56,8 @@ def test_a_run_ends_with_the_bits_of_the_cpu(runs: dict[str, Any]) -> None:
     for one, other in zip(here.rounds, there.rounds, strict=True):
         for key in ("loss", "knn", "health", "global_objective"):
             assert one.get(key) == other.get(key)
+    timings = [json.loads(x) for x in (there.folder / "timings.jsonl").read_text().splitlines()]
+    assert {line["device"] for line in timings} == {NAME}
     encoders = [(run.folder / "encoder.safetensors").read_bytes() for run in (here, there)]
     assert encoders[0] == encoders[1]
 

@@ -186,7 +186,8 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
     """
     if tensor.device == device:
         return tensor
-    if device.type == "cuda":  # only from pinned memory does a copy run beside the computation
+    # Only from pinned memory does a copy run beside the computation.
+    if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 

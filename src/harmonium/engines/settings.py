@@ -20,7 +20,7 @@ class EngineSettings:
 
     kind: Literal["local", "flower"] = "local"  # on this machine, or over Flower's messages
     workers: int | None = None  # processes; none: one per core; 0: in this process (local)
-    device: str | tuple[str, ...] = devices.AUTO  # auto, cpu, cuda, cuda:1, mps, or a list
+    device: str | tuple[str, ...] = devices.AUTO  # where: auto, cpu, cuda, cuda:1, mps, or a list
     tf32: bool = False  # faster, coarser float32 products on CUDA devices that have them
     deadline: float = 3600.0  # seconds that a site has to answer (flower)
     patience: float = 120.0  # seconds to wait in a round for a site that is offline (flower)

@@ -208,7 +208,7 @@ def _votes(queries: Tensor, bank: _Bank, k: int, temperature: float, space: Tens
     if len(crowded):
         blocks = bank.similarities(queries, space) if start else [(start, similarity)]
         for start, similarity in blocks:
-            for query in crowded.tolist():
+            for query in to_host(crowded).tolist():
                 rows = (similarity[query] == last[query]).nonzero().flatten()
                 votes[query] += bank.columns[start + rows].bincount(minlength=bank.classes)
         tied = (near == last)[crowded]

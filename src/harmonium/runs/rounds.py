@@ -305,7 +305,8 @@ class Rounds:
         seconds = time.perf_counter() - started
         folder.log("metrics.jsonl", [json.dumps(row)])
         folder.log("ledger.jsonl", ledger.take())
-        folder.log("timings.jsonl", [json.dumps({"round": server.round, "seconds": seconds})])
+        timing = {"round": server.round, "seconds": seconds, **devices.computed_on()}
+        folder.log("timings.jsonl", [json.dumps(timing)])
         state = {key: getattr(server, key) for key in ("model", "round", "memory", "moments")}
         stored = folder.commit(server.round, state, self.engine.snapshot())
         self.engine.prune(*folder.snapshots())
