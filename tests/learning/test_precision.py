@@ -47,7 +47,7 @@ def test_networks_compute_in_half_and_everything_else_does_not() -> None:
     parts["encoder"][0].register_forward_hook(
         lambda layer, inputs, output: seen.update(inside=output.dtype)
     )
-    with parts.computing_in(torch.bfloat16):
+    with parts.computing(torch.bfloat16):
         ((h, *_), (z, *_)) = parts.through([torch.rand(4, 3, 12, 12)] * 2, "encoder", "projector")
     assert seen["inside"] == torch.bfloat16
     assert h.dtype == z.dtype == torch.float32

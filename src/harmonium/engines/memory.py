@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from harmonium.core.devices import moved
 from harmonium.core.errors import ConfigError, counted
+from harmonium.engines.trial import blank_pass
 from harmonium.federation.method import Method
-from harmonium.learning.precision import TYPES
 
 PROCESS = 600_000_000  # bytes that torch's kernels and libraries take in each process, about
 SIZES = (4, 16)  # images of the batches that are measured
@@ -60,14 +59,8 @@ def _peak(method: Method, device: torch.device, size: int) -> int:
     Memory.empty_cache()
     before = Memory.memory_allocated(device)
     Memory.reset_peak_memory_stats(device)
-    parts = method.blueprint.copy_from(device=device).train()
-    world = method.world
-    blank = moved(torch.zeros(size, world.channels, world.side, world.side), device)
-    path = ["encoder", *(["projector"] if "projector" in parts else [])]
-    with parts.computing_in(TYPES.get(method.local.precision)):
-        outputs = parts.through([blank] * len(method.views.pipelines), *path)[-1]
-    total = torch.stack([output.sum() for output in outputs]).sum()
-    total.backward()  # type: ignore[no-untyped-call]
+    loss = blank_pass(method, device, size)(None)
+    loss.backward()  # type: ignore[no-untyped-call]
     return int(Memory.max_memory_allocated(device) - before)
 
 

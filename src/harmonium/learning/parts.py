@@ -27,6 +27,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from harmonium.core.devices import is_counter
 from harmonium.core.errors import ConfigError, WireError, suggest
 from harmonium.core.types import ClientId, Kind, Of, Rule, Weights
+from harmonium.learning import compiling
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class Parts(nn.ModuleDict):
         super().__init__({name: part.module for name, part in parts.items()})
         self.joint_views = joint_views
         self.low: torch.dtype | None = None  # type that `through` computes in; none: float32
+        self.compiled: int | None = None  # images of the batches that it compiles; none: none
         self.rules = {name: _rule(name, part, overrides) for name, part in parts.items()}
         self.lazy = {name for name, part in parts.items() if part.lazy}
         self.tables = {  # parts made with a row for each client, whatever their rule is now
@@ -145,29 +147,32 @@ class Parts(nn.ModuleDict):
         return [[rows.float() for rows in each] for each in outputs]
 
     def _through(self, views: Sequence[Tensor], modules: Sequence[nn.Module]) -> list[list[Tensor]]:
+        full = self.compiled is not None and all(len(view) == self.compiled for view in views)
+        call = compiling.through if full else _call
         if self.joint_views:
             rows, sizes = torch.cat(list(views)), [len(view) for view in views]
             outputs = []
             for module in modules:
-                rows = module(rows)
-                outputs.append(list(rows.split(sizes)))
+                rows = call(module, rows)
+                outputs.append(list(torch.split(rows, sizes)))
             return outputs
         outputs = [[] for _ in modules]
         for view in views:
             rows = view
             for module, per_view in zip(modules, outputs, strict=True):
-                rows = module(rows)
+                rows = call(module, rows)
                 per_view.append(rows)
         return outputs
 
     @contextmanager
-    def computing_in(self, low: torch.dtype | None) -> Iterator[None]:
-        """Let `through` compute in another type within the block."""
-        before, self.low = self.low, low
+    def computing(self, low: torch.dtype | None, compiled: int | None = None) -> Iterator[None]:
+        """Let `through` compute in another type, or compile batches of this size, in the block."""
+        before = self.low, self.compiled
+        self.low, self.compiled = low, compiled
         try:
             yield
         finally:
-            self.low = before
+            self.low, self.compiled = before
 
     def rule_of(self, key: str) -> Rule:
         """The share rule of one tensor, by its dotted name."""
@@ -247,6 +252,11 @@ class Parts(nn.ModuleDict):
                     )
                 values[id(own[key])] = value
         return _duplicate(self, values, {}, device)
+
+
+def _call(module: nn.Module, rows: Tensor) -> Tensor:
+    output: Tensor = module(rows)
+    return output
 
 
 Module = TypeVar("Module", bound=nn.Module)

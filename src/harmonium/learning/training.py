@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from harmonium.core.devices import wide
 from harmonium.core.errors import ConfigError, counted
-from harmonium.learning import schedules
+from harmonium.learning import compiling, schedules
 from harmonium.learning.client import Batch, Client, Decline
 from harmonium.learning.contract import checked_loss
 from harmonium.learning.optimisers import SGD, Adam, FusedAdam, FusedSGD, clip_gradients
@@ -41,6 +41,7 @@ class Local:
     milestones: tuple[float, ...] = MILESTONES  # shares of the rounds at which step multiplies
     clip: float | None = 1.0  # largest gradient norm; none: unlimited
     precision: Precision = "fp32"  # of networks in training; bf16 and fp16 are for accelerators
+    compile: bool = False  # full batches pass networks as compiled code, which pays on GPUs
     dp_clip: float | None = None  # largest gradient norm of one image (DP-SGD); none: any
     dp_noise: float = 0.0  # on a step's sum of them: standard deviations over its sensitivity
     for_clients: int | None = None  # clients that epochs were chosen for; other numbers scale them
@@ -64,6 +65,11 @@ class Local:
             raise ConfigError(
                 f"local.precision={self.precision} is not proved for DP-SGD: set "
                 "local.precision=fp32"
+            )
+        if self.compile and dp_clip is not None:
+            raise ConfigError(
+                "local.compile=true compiles whole batches, and DP-SGD takes images one by one: "
+                "set local.compile=false"
             )
         clients, fraction = self.for_clients, self.for_fraction
         self._require("for_clients", clients is None or clients >= 1, "at least 1")
@@ -164,9 +170,9 @@ def fit(
     parameters = [p for name in names for p in parts[name].parameters() if p.requires_grad]
     optimiser = local.optimise(parameters, local.rate(client.round, client.rounds))
     losses: list[Tensor] = []
-    low = parts.computing_in(TYPES.get(local.precision)) if isinstance(parts, Parts) else None
     scaler = Scaler(local.precision, client.device)
-    with low or nullcontext(), frozen(m for name, m in parts.items() if name not in names):
+    others = (module for name, module in parts.items() if name not in names)
+    with _computing(parts, local, client), frozen(others):
         for batch in client.batches(
             local.epochs,
             local.batch,
@@ -193,6 +199,17 @@ def fit(
         count = len(client.examples if among is None else among)
         raise Decline(f"it has {counted(count, 'example')} to train on, too few for one step")
     return Fitted(losses)
+
+
+def _computing(
+    parts: nn.ModuleDict, local: Local, client: Client
+) -> AbstractContextManager[object]:
+    """The precision of networks in training, and whether they are compiled."""
+    if not isinstance(parts, Parts):
+        return nullcontext()
+    if local.compile:
+        compiling.check(client.device)
+    return parts.computing(TYPES.get(local.precision), local.batch if local.compile else None)
 
 
 @contextmanager

@@ -65,7 +65,9 @@ SUPPLIED = tuple(field.name for field in fields(Method))  # set by other section
 # Settings added after version 0.2.0, with defaults under which a run has the same bits as before
 # there were such settings. With its default a setting is no part of the digest, so that runs and
 # studies of earlier versions keep theirs and can go on.
-ADDED: Mapping[str, Mapping[str, Any]] = {"local": {"max_steps": None, "precision": "fp32"}}
+ADDED: Mapping[str, Mapping[str, Any]] = {
+    "local": {"max_steps": None, "precision": "fp32", "compile": False}
+}
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from harmonium.core.settings import plain
 from harmonium.data.images import UNKNOWN, Dataset
 from harmonium.data.partition import Split, make_split
 from harmonium.data.shift import with_split_angles
-from harmonium.engines import memory
+from harmonium.engines import memory, trial
 from harmonium.engines.local import LocalEngine
 from harmonium.engines.runtime import ClientRuntime
 from harmonium.engines.workers import shared_workers, waiting_workers
@@ -261,6 +261,8 @@ def _engine(loop: RunLoop, runtime: ClientRuntime) -> AbstractContextManager[Run
     settings = loop.recipe.engine
     workers = loop.recipe.workers
     memory.check(runtime.method, settings.devices, workers)
+    if runtime.method.local.compile:
+        loop.watcher.note(str(trial.gain_of_compiling(runtime.method, settings.devices[0])))
     if settings.kind == "local":
         return LocalEngine(runtime, loop.path, workers, settings.devices)
     # A rehearsal runs a whole federation on this machine. It is a higher layer, imported by name.
