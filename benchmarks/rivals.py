@@ -299,14 +299,13 @@ def goals(results: Mapping[str, Any]) -> list[dict[str, str]]:
     table = []
 
     def judge(goal: str, value: float | None, limit: float, least: bool, unit: str) -> None:
+        row = {"": goal, "goal": f"at {'least' if least else 'most'} {limit:g}{unit}"}
         if value is None:
-            return
-        met = value >= limit if least else value <= limit
-        bound = f"at {'least' if least else 'most'} {limit:g}{unit}"
-        verdict = "met" if met else "MISSED"
-        table.append(
-            {"": goal, "goal": bound, "measured": f"{value:.2f}{unit}", "verdict": verdict}
-        )
+            row |= {"measured": "–", "verdict": "not measured"}
+        else:
+            met = value >= limit if least else value <= limit
+            row |= {"measured": f"{value:.2f}{unit}", "verdict": "met" if met else "MISSED"}
+        table.append(row)
 
     for own in OURS:
         for setting, result in results.items():
@@ -333,7 +332,7 @@ def page(found: Mapping[str, Any]) -> str:
     about = found["about"]
     lines = [
         f"{CLIENTS} clients with {IMAGES} images each, one epoch a round, "
-        f"{_counted(about['workers'])} at a time. "
+        f"{_many(about['workers'], 'client')} at a time. "
         f"{about['cores']} cores; Python {about['python']}, "
         + ", ".join(f"{name} {number}" for name, number in about["versions"].items())
         + ".",
@@ -344,7 +343,7 @@ def page(found: Mapping[str, Any]) -> str:
         before, after = result["load"]
         lines += [
             f"**{setting}**: width {width}, {side} pixels, batches of {batch}; "
-            f"{result['turns']} turns of {_rounds(TURNS[setting][1])}; "
+            f"{_many(result['turns'], 'turn')} of {_many(TURNS[setting][1], 'round')}; "
             f"load average {before:.1f} before, {after:.1f} after",
             "",
             markdown(rows(result, about["missing"]), digits=2),
@@ -353,12 +352,8 @@ def page(found: Mapping[str, Any]) -> str:
     return "\n".join([*lines, markdown(goals(found["settings"]))])
 
 
-def _counted(workers: int) -> str:
-    return "one client" if workers == 1 else f"{workers} clients"
-
-
-def _rounds(count: int) -> str:
-    return "one round" if count == 1 else f"{count} rounds"
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def missing() -> dict[str, str]:
