@@ -17,9 +17,10 @@ daemons included, from the end of one round to the end of the next; all before t
 start-up and not counted. Figures are medians over turns, ratios those of the same turn. Start-up is
 wall time until the first client's answer, less a client's share of a later round; its CPU seconds
 are those until the end of round 1, less those of a later round. Memory is the largest proportional
-set size of all its processes (what they share is counted once). Everybody computes on one thread,
-and nobody evaluates. Flower and Ray are extras of this benchmark: where they are missing, a line
-says how to install them and the rest is measured.
+set size of all its processes (what they share is counted once). Everybody computes on one thread.
+Nobody evaluates in a round; the start-up of Harmonium has its figures of the untrained encoder in
+it. Flower and Ray are extras of this benchmark: where they are missing, a line says how to install
+them and the rest is measured.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ CONTENDERS = {  # program, and Harmonium's views
     "lean loop": ("lean", ""),
     "bare steps": ("floor", ""),
 }
-OURS = ("harmonium", "harmonium, fast views")
+OURS, FLOOR = ("harmonium", "harmonium, fast views"), "bare steps"
+BASES = {OURS[0]: "x harmonium", OURS[1]: "x fast views", FLOOR: "x bare steps"}
 FLOWER_GOALS = {"tiny": 4.0, "wide": 1.3}  # times the CPU seconds of Harmonium, at least
 LEAN_GOAL, START_GOAL = 1.0, 2.0  # times, at least; seconds, at most
 EXTRA = "pip install 'flwr[simulation]==1.41.0'"
@@ -283,9 +285,9 @@ def rows(result: Mapping[str, Any], absent: Mapping[str, str]) -> list[dict[str,
             "CPU s a round": its["cpu_seconds"],
             "samples a CPU s": round(CLIENTS * IMAGES / its["cpu_seconds"]),
         }
-        for base, heading in zip(OURS, ("x harmonium", "x fast views"), strict=True):
+        for base, heading in BASES.items():
             row[heading] = ratio(figures, name, base)
-        if name != "bare steps":  # which have their views made before they start
+        if name != FLOOR:  # which have their views made before they start
             row["start-up, s"] = its["startup_seconds"]
             row["start-up, CPU s"] = its["startup_cpu_seconds"]
             row["round 1 ends, s"] = its["first_round_seconds"]
@@ -390,7 +392,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         # Telemetry and update checks would reach out of this machine.
         quiet = ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED")
-        os.environ |= {"HARMONIUM_HOME": home, "FLWR_HOME": home, **dict.fromkeys(quiet, "0")}
+        homes = ("HARMONIUM_HOME", "FLWR_HOME", "RAY_TMPDIR")
+        os.environ |= {**dict.fromkeys(homes, home), **dict.fromkeys(quiet, "0")}
         os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
         warm = "import torch, PIL, harmonium" + ", flwr, ray" * ("flower" in names)
         subprocess.run([sys.executable, "-c", warm], check=True)  # reads the files from disk
