@@ -114,6 +114,20 @@ def cpu_seconds() -> float:
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
+def columns(name: str, row: dict[str, float]) -> dict[str, str]:
+    """A result as a row of a table."""
+    value = row.get("ratio", row.get("milliseconds", 0.0))
+    speed = row.get("samples_per_cpu_second")
+    return {
+        "": name,
+        "measured": f"{value:.3f}",
+        "unit": "x the bare steps" if "ratio" in row else "ms of CPU a client",
+        "limit": f"{row['limit']:.2f}",
+        "verdict": "met" if value <= row["limit"] else "MISSED",
+        "samples a CPU s": "–" if speed is None else f"{speed:.0f}",
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
@@ -152,29 +166,14 @@ def main() -> None:
     if options.json:
         print(json.dumps(results))
         return
-    lines = [line_of(name, row) for name, row in results.items()]
     if options.markdown:
-        print(markdown(lines))
+        print(markdown([columns(name, row) for name, row in results.items()]))
         return
-    for line in lines:
-        print(
-            f"{line['']:28s} {line['measured']:>7s} {line['unit']} "
-            f"(limit {line['limit']}: {line['verdict']})"
-        )
-
-
-def line_of(name: str, row: dict[str, float]) -> dict[str, str]:
-    """A result as the columns of a table."""
-    value = row.get("ratio", row.get("milliseconds", 0.0))
-    speed = row.get("samples_per_cpu_second")
-    return {
-        "": name,
-        "measured": f"{value:.3f}",
-        "unit": "x the bare steps" if "ratio" in row else "ms of CPU a client",
-        "limit": f"{row['limit']:.2f}",
-        "verdict": "met" if value <= row["limit"] else "MISSED",
-        "samples a CPU s": "–" if speed is None else f"{speed:.0f}",
-    }
+    for name, row in results.items():
+        value = row.get("ratio", row.get("milliseconds"))
+        unit = "x the bare steps" if "ratio" in row else "ms of CPU a client"
+        verdict = "met" if value <= row["limit"] else "MISSED"
+        print(f"{name:28s} {value:6.3f} {unit} (limit {row['limit']:.2f}: {verdict})")
 
 
 if __name__ == "__main__":
