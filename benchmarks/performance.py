@@ -26,9 +26,10 @@ hour do depend on it, and the load average stands beside them. Everybody compute
 
 ## A round beside its bare training steps
 
-`python benchmarks/overhead.py`: CPU time of a round of `cnn-small` (width 32, 32 pixels) with
-SimCLR over that of forward, backward and optimiser steps on ready-made views of the same batches,
-and the CPU time of a task that trains nothing, which is the engine's own. Load average {load}.
+`python benchmarks/overhead.py`: CPU time of a round of `cnn-small` (width 32 and 32 pixels, or as
+the row says) with SimCLR over that of forward, backward and optimiser steps on ready-made views of
+the same batches, and the CPU time of a task that trains nothing, which is the engine's own. Load
+average {load} before.
 
 {overhead}
 
