@@ -13,14 +13,13 @@ shares and batches, one epoch a round at each of ten clients:
 
 Each is a program of its own in `benchmarks/contenders/`. Their rounds are measured in turn, so that
 a busy machine slows all alike. CPU seconds are those of all processes that a contender started,
-daemons included, from the end of one round to the end of the next; all before the second round is
-start-up and not counted. Figures are medians over turns, ratios those of the same turn. Start-up is
-wall time until the first client's answer, less a client's share of a later round; its CPU seconds
-are those until the end of round 1, less those of a later round. Memory is the largest proportional
-set size of all its processes (what they share is counted once). Everybody computes on one thread.
-Nobody evaluates in a round; the start-up of Harmonium has its figures of the untrained encoder in
-it. Flower and Ray are extras of this benchmark: where they are missing, a line says how to install
-them and the rest is measured.
+daemons included, from the end of one round to the end of the next. Figures are medians over turns,
+ratios those of the same turn. What round 1 and all before it take beyond a later round, in wall and
+in CPU time, is start-up; that of the command `harmonium run` has a row of its own. Memory is the
+largest proportional set size of all its processes (what they share is counted once). Everybody
+computes on one thread. Nobody evaluates in a round; the start-up of Harmonium has its figures of
+the untrained encoder in it. Flower and Ray are extras of this benchmark: where they are missing, a
+line says how to install them and the rest is measured.
 """
 
 from __future__ import annotations
@@ -62,9 +61,11 @@ SETTINGS = {  # width, side, batch
     "wide-16": (32, 32, 16),
 }
 TURNS = {"tiny": (7, 3), "wide": (4, 1), "wide-16": (4, 1)}  # of each contender, and their rounds
+COMMAND = "harmonium run"  # only its start-up and memory are measured
 CONTENDERS = {  # program, and Harmonium's views
     "harmonium": ("on_harmonium", "faithful"),
     "harmonium, fast views": ("on_harmonium", "fast"),
+    COMMAND: ("", "faithful"),
     "flower": ("on_flower", ""),
     "loop": ("loop", ""),
     "lean loop": ("lean", ""),
@@ -146,38 +147,49 @@ class Contender:
         """Start it, and wait for the end of its first round."""
         self.name, self.wall, self.cpu = name, [], []
         program, views = CONTENDERS[name]
-        path = place / f"{name.replace(', ', '-').replace(' ', '-')}.json"
-        task.with_views(views).write(path)
-        self._log = path.with_suffix(".log")
-        began = time.time()
-        with self._log.open("wb") as log:
-            script = HERE / "contenders" / f"{program}.py"
-            self._process = adopting([sys.executable, str(script), str(path)], stderr=log)
+        self._path = place / f"{name.replace(', ', '-').replace(' ', '-')}.json"
+        self._task = task.with_views(views)
+        self._task.write(self._path)
+        began = time.perf_counter()
+        with self._path.with_suffix(".log").open("wb") as log:
+            self._process = adopting(self._command(program), stderr=log)
         self.family = Family(self._process.pid)
         self._wait()
-        self.first_round = time.time() - began
-        self.first_answer = float(path.with_suffix(".first").read_text()) - began
+        self.first_round = time.perf_counter() - began
         self.first_cpu = self.family.seconds()
         self.family.works.clear()
+
+    def _command(self, program: str) -> list[str]:
+        script = HERE / "contenders" / f"{program}.py"
+        return [sys.executable, str(script), str(self._path)]
 
     def play(self, rounds: int) -> None:
         """Measure some rounds more, as means over them."""
         self.family.works.set()
         before, began = self.family.seconds(), time.perf_counter()
         for _ in range(rounds):
-            self._process.stdin.write(b"\n")
-            self._process.stdin.flush()
+            self._go_on()
             self._wait()
         self.wall.append((time.perf_counter() - began) / rounds)
         self.cpu.append((self.family.seconds() - before) / rounds)
         self.family.works.clear()
+
+    def _go_on(self) -> None:
+        """Let it begin its next round."""
+        self._process.stdin.write(b"\n")
+        self._process.stdin.flush()
 
     def _wait(self) -> None:
         """Until it says that a round is over."""
         for line in self._process.stdout:
             if line.startswith(b"round "):
                 return
-        raise SystemExit(f"{self.name} ended:\n{self._log.read_text(errors='replace')[-3000:]}")
+        self._fail()
+
+    def _fail(self) -> None:
+        """Stop, and show the end of what it wrote."""
+        log = self._path.with_suffix(".log").read_text(errors="replace")
+        raise SystemExit(f"{self.name} ended:\n{log[-3000:]}")
 
     def end(self) -> None:
         """End the program and all that it started."""
@@ -190,13 +202,34 @@ class Contender:
         return {
             "rounds_an_hour": 3600 / wall,
             "cpu_seconds": statistics.median(self.cpu),
-            "startup_seconds": self.first_answer - wall / CLIENTS,
+            "startup_seconds": self.first_round - wall,
             "startup_cpu_seconds": self.first_cpu - statistics.median(self.cpu),
             "first_round_seconds": self.first_round,
             "megabytes": self.family.most / 1e6,
             "each_wall": self.wall,
             "each_cpu": self.cpu,
         }
+
+
+class Command(Contender):
+    """The command `harmonium run`, which waits for nobody: two rounds are watched."""
+
+    def _command(self, program: str) -> list[str]:
+        self._out, self._done = self._path.with_suffix(".run"), 0
+        words = ["run", "fedavg", *self._task.words(), "--out", str(self._out), "--json"]
+        return [sys.executable, "-m", "harmonium", *words]
+
+    def _go_on(self) -> None:
+        """It does."""
+
+    def _wait(self) -> None:
+        """Until its log has the next round; round 0 is written before the first."""
+        self._done += 1
+        log = self._out / "metrics.jsonl"
+        while not log.exists() or log.read_bytes().count(b"\n") <= self._done:
+            if self._process.poll() is not None:
+                self._fail()
+            time.sleep(0.01)
 
 
 # ---- one setting ---------------------------------------------------------------------------------
@@ -244,17 +277,22 @@ def compare(setting: str, names: Sequence[str], turns: int | None, workers: int)
     with tempfile.TemporaryDirectory() as base, ExitStack() as stack:
         task = prepare(setting, workers, Path(base))
         before = os.getloadavg()[0]
-        running = []
+        running, figures = [], {}
         for name in names:
-            one = Contender(name, task, Path(base))
+            one = (Command if name == COMMAND else Contender)(name, task, Path(base))
             stack.callback(one.end)
-            running.append(one)
+            if name == COMMAND:
+                one.play(1)
+                one.end()
+                figures[name] = one.figures()
+            else:
+                running.append(one)
         usual, rounds = TURNS[setting]
         for number in range(turns or usual):
             first = number % len(running)
             for one in running[first:] + running[:first]:
                 one.play(rounds)
-        figures = {one.name: one.figures() for one in running}
+        figures |= {one.name: one.figures() for one in running}
         load = [before, os.getloadavg()[0]]
     return {"load": load, "turns": turns or usual, "contenders": figures}
 
@@ -279,14 +317,12 @@ def rows(result: Mapping[str, Any], absent: Mapping[str, str]) -> list[dict[str,
         if name not in figures:
             continue
         its = figures[name]
-        row: dict[str, Any] = {
-            "": name,
-            "rounds an hour": round(its["rounds_an_hour"]),
-            "CPU s a round": its["cpu_seconds"],
-            "samples a CPU s": round(CLIENTS * IMAGES / its["cpu_seconds"]),
-        }
-        for base, heading in BASES.items():
-            row[heading] = ratio(figures, name, base)
+        row: dict[str, Any] = {"": name}
+        if name != COMMAND:
+            row["rounds an hour"] = round(its["rounds_an_hour"])
+            row["CPU s a round"] = its["cpu_seconds"]
+            row["samples a CPU s"] = round(CLIENTS * IMAGES / its["cpu_seconds"])
+            row |= {heading: ratio(figures, name, base) for base, heading in BASES.items()}
         if name != FLOOR:  # which have their views made before they start
             row["start-up, s"] = its["startup_seconds"]
             row["start-up, CPU s"] = its["startup_cpu_seconds"]
@@ -318,6 +354,7 @@ def goals(results: Mapping[str, Any]) -> list[dict[str, str]]:
                 judge(f"{where}: faster than flower", times, FLOWER_GOALS[setting], True, " x")
             times = ratio(figures, "lean loop", own)
             judge(f"{where}: not behind the lean loop", times, LEAN_GOAL, True, " x")
+    for own in (COMMAND, *OURS):
         starts = [
             result["contenders"][own]["startup_seconds"]
             for result in results.values()
@@ -395,7 +432,8 @@ def main() -> None:
         homes = ("HARMONIUM_HOME", "FLWR_HOME", "RAY_TMPDIR")
         os.environ |= {**dict.fromkeys(homes, home), **dict.fromkeys(quiet, "0")}
         os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
-        warm = "import torch, PIL, harmonium" + ", flwr, ray" * ("flower" in names)
+        warm = "import torch, PIL.Image, harmonium.cli.main; harmonium.run"
+        warm += "; import flwr.simulation, ray" * ("flower" in names)
         subprocess.run([sys.executable, "-c", warm], check=True)  # reads the files from disk
         for setting in options.only:
             settings[setting] = compare(setting, names, options.turns, options.workers)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -46,6 +44,16 @@ class Task:
         """Write the task to a file."""
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
+    def words(self) -> list[str]:
+        """The settings of Harmonium's recipe."""
+        written = (Path(self.folder) / "recipe.txt").read_text(encoding="utf-8").split()
+        return [
+            *written,
+            f"rounds={self.rounds}",
+            f"views.mode={self.views}",
+            f"engine.workers={self.workers}",
+        ]
+
     def images(self) -> np.ndarray:
         """All training images, mapped from their file."""
         return np.load(Path(self.folder) / "images.npy", mmap_mode="r")
@@ -79,17 +87,6 @@ def nt_xent(z: Tensor, temperature: float) -> Tensor:
     unit = functional.normalize(z)
     similar = (unit @ unit.T / temperature).fill_diagonal_(float("-inf"))
     return functional.cross_entropy(similar, torch.arange(len(z)).roll(len(z) // 2))
-
-
-def answered(path: str | None = None) -> None:
-    """Note when the first client of the run had trained; later calls do nothing.
-
-    `path` is that of the task, for processes that have another command line.
-    """
-    with suppress(FileExistsError):
-        place = Path(path or sys.argv[1]).with_suffix(".first")
-        with place.open("x", encoding="utf-8") as file:
-            file.write(repr(time.time()))
 
 
 def round_over(number: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import torch
-from common import answered, network, nt_xent, rounds, task
+from common import network, nt_xent, rounds, task
 from pillow_views import lean_views
 from torch import Tensor
 
@@ -30,7 +30,6 @@ def main() -> None:
                 optimiser.zero_grad()
                 nt_xent(model(views), of.temperature).backward()
                 optimiser.step()
-            answered()
 
     rounds(of, play)
 

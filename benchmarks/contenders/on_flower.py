@@ -6,14 +6,13 @@ Written as Flower's documentation writes it: a ClientApp, a ServerApp and the st
 from __future__ import annotations
 
 import os
-import sys
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import torch
-from common import answered, network, round_over, task
+from common import network, round_over, task
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -22,7 +21,7 @@ from flwr.simulation import run_simulation
 from usual import loader, train
 
 client_app, server_app = ClientApp(), ServerApp()
-OF, PATH = task(), sys.argv[1]
+OF = task()
 
 
 @client_app.train()
@@ -35,7 +34,6 @@ def fit(message: Message, context: Context) -> Message:
     loss = train(model, batches, OF)
     metrics = MetricRecord({"loss": loss, "num-examples": len(batches.dataset)})
     content = {"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}
-    answered(PATH)
     return Message(content=RecordDict(content), reply_to=message)
 
 
