@@ -28,8 +28,9 @@ hooks:
 	printf '#!/bin/sh\nexec make lint test-fast\n' > "$$(git rev-parse --git-path hooks)/pre-commit"
 	chmod +x "$$(git rev-parse --git-path hooks)/pre-commit"
 
+# benchmarks/performance.py runs some of the others and makes a page of them.
 bench: .venv/ready
-	for bench in benchmarks/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+	for bench in $(filter-out %/performance.py,$(wildcard benchmarks/*.py)); do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
 
 # A claim of a paper, tested: make study STUDY=smoke. `harmonium study` lists them.
 STUDY ?= smoke

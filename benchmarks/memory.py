@@ -1,6 +1,6 @@
 """Memory of a run with 10 clients and with 1,000, on the same images.
 
-    python benchmarks/memory.py [--json] [--clients 10 1000]
+    python benchmarks/memory.py [--json | --markdown] [--clients 10 1000]
 
 Shows the largest proportional set size (memory shared between processes is counted once) of the
 whole process tree, sampled twenty times a second, for a method without client state and for one
@@ -18,6 +18,9 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from harmonium.report.tables import markdown
 
 RECIPE = (
     "data=shapes data.count=10000 data.test_count=500 rounds=2 participation.fraction=1 "
@@ -68,6 +71,7 @@ def peak(words: Sequence[str], folder: Path) -> tuple[int, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--markdown", action="store_true", help="print the table of a page")
     parser.add_argument("--clients", type=int, nargs=2, default=[10, 1000])
     options = parser.parse_args()
     results = {}
@@ -86,13 +90,31 @@ def main() -> None:
     if options.json:
         print(json.dumps(results))
         return
-    for method, row in results.items():
-        verdict = "met" if row["ratio"] <= LIMIT else "MISSED"
-        few, many = row["megabytes"]
+    lines = [line_of(method, row, options.clients) for method, row in results.items()]
+    if options.markdown:
+        print(markdown(lines))
+        return
+    for line in lines:
+        measured = ", ".join(f"{key} {line[key]}" for key in list(line)[1:5])
         print(
-            f"{method:7s} {options.clients[0]} clients {few:.0f} MB, {options.clients[1]} clients "
-            f"{many:.0f} MB: {row['ratio']:.2f} times (limit {LIMIT}: {verdict})"
+            f"{line['method']:7s} {measured}: {line['ratio']} times (limit {line['limit']}: "
+            f"{line['verdict']})"
         )
+
+
+def line_of(method: str, row: dict[str, Any], clients: Sequence[int]) -> dict[str, str]:
+    """A result as the columns of a table."""
+    return {
+        "method": method,
+        **{
+            f"{count} clients, {unit}": f"{value:.0f}"
+            for key, unit in (("megabytes", "MB"), ("seconds", "s"))
+            for count, value in zip(clients, row[key], strict=True)
+        },
+        "ratio": f"{row['ratio']:.2f}",
+        "limit": f"{LIMIT}",
+        "verdict": "met" if row["ratio"] <= LIMIT else "MISSED",
+    }
 
 
 if __name__ == "__main__":

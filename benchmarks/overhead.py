@@ -1,6 +1,6 @@
 """What a round costs beyond the bare training steps it contains.
 
-    python benchmarks/overhead.py [--json] [--repeats 5] [--images 512]
+    python benchmarks/overhead.py [--json | --markdown] [--repeats 5] [--images 512]
 
 The floor is forward, backward and optimiser step of `cnn-small` with SimCLR on ready-made views of
 the very same batches. A round adds everything else: views, messages both ways, checks, clipping,
@@ -39,6 +39,7 @@ from harmonium.federation.wire import exchange, scalar, weights
 from harmonium.learning.client import Client
 from harmonium.methods import methods
 from harmonium.recipe.schema import Recipe
+from harmonium.report.tables import markdown
 from harmonium.runs.open_run import open_runtime
 from harmonium.runs.start import _begin
 
@@ -122,9 +123,24 @@ def cpu_seconds() -> float:
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
+def columns(name: str, row: dict[str, float]) -> dict[str, str]:
+    """A result as a row of a table."""
+    value = row.get("ratio", row.get("milliseconds", 0.0))
+    speed = row.get("samples_per_cpu_second")
+    return {
+        "": name,
+        "measured": f"{value:.3f}",
+        "unit": "x the bare steps" if "ratio" in row else "ms of CPU a client",
+        "limit": f"{row['limit']:.2f}",
+        "verdict": "met" if value <= row["limit"] else "MISSED",
+        "samples a CPU s": "–" if speed is None else f"{speed:.0f}",
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--markdown", action="store_true", help="print the table of a page")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--images", type=int, default=512)
     options = parser.parse_args()
@@ -158,6 +174,9 @@ def main() -> None:
         }
     if options.json:
         print(json.dumps(results))
+        return
+    if options.markdown:
+        print(markdown([columns(name, row) for name, row in results.items()]))
         return
     for name, row in results.items():
         value = row.get("ratio", row.get("milliseconds"))

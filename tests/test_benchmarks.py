@@ -3,12 +3,14 @@
 import json
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+import rivals
 from stored import arguments, earlier_runs, show
 
 
@@ -40,3 +42,45 @@ def test_earlier_runs_are_read_and_the_page_is_made_where_it_is_wanted(
     assert title == "# The page" and rest == ["All of it.\n"]
     assert re.fullmatch(r"Figures of commit `[0-9a-f]{7,}(-dirty)?`.", commit)
     assert capsys.readouterr().out == "# The page\n\nAll of it.\n\n"
+
+
+def test_rivals_count_what_daemons_spend_and_end_them() -> None:
+    """A grandchild that outlives its parent stays in the family."""
+    daemon = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True); time.sleep(60)"
+    parent = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {daemon!r}])"
+    root = f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {parent!r}]); "
+    with rivals.adopting([sys.executable, "-c", root + "time.sleep(60)"]) as process:
+        process.stdout.readline()  # the daemon has worked
+        relatives = rivals.Family(process.pid)
+        spent, pids = relatives.seconds(), rivals.family(process.pid)
+        relatives.end()
+    assert len(pids) == 2 and spent > 0.4
+    until = time.monotonic() + 20
+    while any(_lives(pid) for pid in pids):
+        assert time.monotonic() < until, "a process outlived its end"
+        time.sleep(0.01)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def test_rivals_are_measured_and_judged(tmp_path: Path) -> None:
+    names = ["harmonium", rivals.COMMAND, "lean loop", "loop"]
+    result = rivals.compare("tiny", names, turns=1, workers=0)
+    figures = result["contenders"]
+    assert all(its["cpu_seconds"] > 0 and its["megabytes"] > 50 for its in figures.values())
+    own = figures["harmonium"]
+    figures["flower"] = {**own, "each_cpu": [5 * seconds for seconds in own["each_cpu"]]}
+    verdicts = {row[""]: row["verdict"] for row in rivals.goals({"tiny": result})}
+    assert verdicts["harmonium, tiny: faster than flower"] == "met"
+    about = {"workers": 0, "cores": 1, "python": "", "versions": {}}
+    del figures["flower"]
+    text = rivals.page(
+        {"about": {**about, "missing": {"flower": "how"}}, "settings": {"tiny": result}}
+    )
+    assert "flower: how" in text and "not measured" in text
