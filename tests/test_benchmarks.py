@@ -5,6 +5,7 @@ import re
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,18 +70,33 @@ def _lives(pid: int) -> bool:
     return state not in "ZX"
 
 
-def test_rivals_are_measured_and_judged(tmp_path: Path) -> None:
-    names = ["harmonium", rivals.COMMAND, "lean loop", "loop"]
-    result = rivals.compare("tiny", names, turns=1, workers=0)
-    figures = result["contenders"]
-    assert all(its["cpu_seconds"] > 0 and its["megabytes"] > 50 for its in figures.values())
-    own = figures["harmonium"]
-    figures["flower"] = {**own, "each_cpu": [5 * seconds for seconds in own["each_cpu"]]}
+def test_rivals_are_judged_by_rounds_of_the_same_turn() -> None:
+    def figures(cpu: list[float], startup: float = 1.5) -> dict[str, Any]:
+        return {
+            "rounds_an_hour": 1000.0,
+            "cpu_seconds": cpu[0],
+            "startup_seconds": startup,
+            "startup_cpu_seconds": 1.0,
+            "first_round_seconds": 2.0,
+            "megabytes": 300.0,
+            "each_cpu": cpu,
+        }
+
+    contenders = {
+        "harmonium": figures([1.0, 10.0]),
+        rivals.COMMAND: figures([1.0, 10.0], startup=2.5),
+        "flower": figures([5.0, 50.0]),
+        "lean loop": figures([0.9, 9.0]),
+    }
+    result = {"load": [0.5, 0.7], "turns": 2, "contenders": contenders}
     verdicts = {row[""]: row["verdict"] for row in rivals.goals({"tiny": result})}
     assert verdicts["harmonium, tiny: faster than flower"] == "met"
-    about = {"workers": 0, "cores": 1, "python": "", "versions": {}}
-    del figures["flower"]
+    assert verdicts["harmonium, tiny: not behind the lean loop"] == "MISSED"
+    assert verdicts["harmonium, tiny: start-up"] == "met"
+    assert verdicts[f"{rivals.COMMAND}, tiny: start-up"] == "MISSED"
+    del contenders["flower"]
+    about = {"workers": 1, "cores": 2, "python": "3.11", "versions": {"torch": "2"}}
     text = rivals.page(
         {"about": {**about, "missing": {"flower": "how"}}, "settings": {"tiny": result}}
     )
-    assert "flower: how" in text and "not measured" in text
+    assert "flower: how" in text and "not measured" in text and "MISSED" in text

@@ -19,6 +19,7 @@ from harmonium.methods import methods
 from harmonium.recipe.schema import Recipe
 from harmonium.testing import TINY, first_trial
 
+FEWER = {"data": {**TINY["data"], "count": 40}, "clients": 3}
 WAITS: list[tuple[str, Counter[str]]] = []  # of every task
 
 
@@ -43,7 +44,7 @@ def check(name: str, reads: int = 1, exact: bool = True, **settings: Any) -> Non
     One more copy brings the task's result home.
     """
     WAITS.clear()
-    settings = {**QUICK.get(name, {}), **settings}
+    settings = {**FEWER, **QUICK.get(name, {}), **settings}
     here = first_trial(name, **settings)
     with devices.using(DEVICE):
         there = here.again(engine=elsewhere)
