@@ -140,7 +140,7 @@ def chosen(name: str) -> torch.device:
     """The device to measure; `auto` is any accelerator that torch finds, `mps` included."""
     if name == devices.AUTO:
         return devices.accelerator() or CPU
-    return devices.chosen(name)[0]
+    return devices.resolve(name)[0]
 
 
 def ask(device: torch.device, *names: str) -> Any:
@@ -219,7 +219,7 @@ def machine(device: torch.device) -> Table:
     about: dict[str, Any] = {
         "Harmonium": f"{harmonium.__version__}{commit()}",
         "torch": f"{torch.__version__}, {build or 'no CUDA or ROCm'}",
-        "device": devices.described(device),
+        "device": devices.device_name(device),
     }
     if device.type != "cpu":
         about["driver"] = driver()
@@ -292,7 +292,7 @@ class Outcome:
         data, views = self.trial.dataset, self.trial.recipe.views.build()
         parts = (data.train, data.validation)
         encoder = self.trial.method.blueprint.copy_from(self.trial.server.model)["encoder"]
-        with devices.using(device or self.device):
+        with devices.use_device(device or self.device):
             bank, queries = (embed(encoder, part, views.plain) for part in parts)
             known, wanted = (torch.from_numpy(np.array(part.labels)) for part in parts)
             return queries, knn_answers(bank, known, queries, wanted, k=20).accuracy
@@ -337,7 +337,7 @@ def outcome(
             made.counts = counts if counts is not None else []
         return made
 
-    with devices.using(device):
+    with devices.use_device(device):
         split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
         trial = Trial(recipe, dataset, split, engine=engine).go()
     losses = [

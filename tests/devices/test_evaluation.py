@@ -19,7 +19,7 @@ def test_equal_neighbours_share_places_as_on_the_cpu(
     labels = torch.randint(0, 5, (90,), generator=rng)
     queries = bank[:20] + 0.1 * torch.randn(20, 4, generator=rng)
     here, _ = knn.knn_votes(bank, labels, queries, k=10)
-    with devices.using(DEVICE):
+    with devices.use_device(DEVICE):
         there, _ = knn.knn_votes(bank, labels, queries, k=10)
     assert torch.equal(there, here)
     assert there.device == devices.CPU

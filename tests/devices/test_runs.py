@@ -79,7 +79,7 @@ def test_every_measure_has_the_figures_of_the_cpu(
 def test_an_encoder_stays_where_it_was(runs: dict[str, Any]) -> None:
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 2))
     before = network[1].weight.detach().clone()
-    with devices.using(DEVICE), devices.placed(network) as place:
+    with devices.use_device(DEVICE), devices.on_current_device(network) as place:
         assert devices.device_of(network) == place == DEVICE
     assert devices.device_of(network) == devices.CPU
     assert torch.equal(network[1].weight, before)
@@ -92,7 +92,7 @@ def test_fine_tuning_has_the_bits_of_the_cpu(head: str, runs: dict[str, Any]) ->
     encoder = harmonium.load_encoder(runs["cpu"].folder).network
     how = replace(TUNINGS[head], epochs=2, batch=16, view=views.pipelines[0])
     here = finetune(encoder, data.train, how, views.plain, 0)
-    with devices.using(DEVICE), counted() as waits:
+    with devices.use_device(DEVICE), counted() as waits:
         there = finetune(encoder, data.train, how, views.plain, 0)
         steps = +waits
     assert steps == {"copy": sum(1 for _ in there.network.parameters())}  # the result comes home
@@ -130,7 +130,7 @@ def test_auto_is_a_cuda_device_or_else_the_cpu(monkeypatch: pytest.MonkeyPatch) 
     for here, wanted in ((None, "cpu"), ("mps:0", "cpu"), ("cuda:0", "cuda:0")):
         found = None if here is None else torch.device(here)
         monkeypatch.setattr(devices, "accelerator", lambda found=found: found)
-        assert devices.chosen("auto") == (torch.device(wanted),)
+        assert devices.resolve("auto") == (torch.device(wanted),)
 
 
 def test_one_accelerator_needs_no_worker_and_several_have_one_each(
@@ -178,10 +178,10 @@ def test_a_message_comes_home_in_one_copy() -> None:
         "list": [torch.tensor(2.5, dtype=torch.float64), torch.tensor([True, False])],
         "plain": 3,
     }
-    there = devices.moved(tree, DEVICE)
+    there = devices.tree_to_device(tree, DEVICE)
     assert there["weights"]["n"].device == devices.CPU  # a counter
     with counted() as waits:
         home = devices.to_host(there)
     assert waits["copy"] == 1
     torch.testing.assert_close(home, tree, rtol=0, atol=0)
-    assert devices.moved(tree, devices.CPU) is tree and devices.to_host(tree) is tree
+    assert devices.tree_to_device(tree, devices.CPU) is tree and devices.to_host(tree) is tree

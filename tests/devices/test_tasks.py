@@ -46,7 +46,7 @@ def check(name: str, reads: int = 1, exact: bool = True, **settings: Any) -> Non
     WAITS.clear()
     settings = {**FEWER, **QUICK.get(name, {}), **settings}
     here = first_trial(name, **settings)
-    with devices.using(DEVICE):
+    with devices.use_device(DEVICE):
         there = here.again(engine=elsewhere)
     assert (there.digest == here.digest) is exact
     assert there.lines == here.lines

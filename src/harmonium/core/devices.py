@@ -1,8 +1,8 @@
 """Devices: where models, views and losses are computed.
 
 A device has torch's name: `cpu`, `cuda`, `cuda:1`, `mps`. Messages, states and commits stay on the
-CPU; `moved` carries a tree of tensors to a device, and `to_host` brings one back in as few copies
-as possible, because each copy waits for the device.
+CPU; `tree_to_device` carries a tree of tensors to a device, and `to_host` brings one back in a
+single copy, because each copy waits for the device.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _current: ContextVar[torch.device] = ContextVar("device", default=CPU)
 # ---- which device --------------------------------------------------------------------------------
 
 
-def chosen(named: str | Sequence[str]) -> tuple[torch.device, ...]:
+def resolve(named: str | Sequence[str]) -> tuple[torch.device, ...]:
     """The devices of `engine.device`, each of which is here.
 
     `auto` is the first CUDA device, or else the CPU. Apple's `mps` is used where it is named.
 
-    >>> chosen("cpu")
+    >>> resolve("cpu")
     (device(type='cpu'),)
     """
     if named == AUTO:
@@ -95,7 +95,7 @@ def _available(name: str) -> torch.device:
     return torch.device(device.type, number)
 
 
-def described(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
     """A device with its product's name, where torch knows it."""
     module = torch.get_device_module(device)
     name = module.get_device_name(device) if hasattr(module, "get_device_name") else ""
@@ -103,7 +103,7 @@ def described(device: torch.device) -> str:
 
 
 def current() -> torch.device:
-    """Where encoders are evaluated and plans train; the CPU unless `using` says otherwise."""
+    """Where encoders are evaluated and plans train; the CPU unless `use_device` says otherwise."""
     return _current.get()
 
 
@@ -122,13 +122,13 @@ def synchronise(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def computed_on() -> dict[str, str]:
+def cache_key() -> dict[str, str]:
     """The kind of the current device for keys of caches, which differ by rounding; CPU: nothing."""
     return {} if current().type == "cpu" else {"device": current().type}
 
 
 @contextmanager
-def using(device: torch.device) -> Iterator[torch.device]:
+def use_device(device: torch.device) -> Iterator[torch.device]:
     """Make a device the current one within the block."""
     token = _current.set(device)
     try:
@@ -138,7 +138,7 @@ def using(device: torch.device) -> Iterator[torch.device]:
 
 
 @contextmanager
-def placed(*modules: nn.Module) -> Iterator[torch.device]:
+def on_current_device(*modules: nn.Module) -> Iterator[torch.device]:
     """Have modules on the current device within the block, and where they were afterwards."""
     device, before = current(), [device_of(module) for module in modules]
     try:
@@ -150,7 +150,7 @@ def placed(*modules: nn.Module) -> Iterator[torch.device]:
             module.to(place)
 
 
-def inference(device: torch.device) -> AbstractContextManager[object]:
+def without_gradients(device: torch.device) -> AbstractContextManager[object]:
     """Without gradients: torch's inference mode on the CPU, elsewhere a plain `no_grad`."""
     return torch.inference_mode() if device.type == "cpu" else torch.no_grad()
 
@@ -177,11 +177,11 @@ def room_for(size: int, device: torch.device) -> bool:
     return size <= SHARE * free
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the CPU on a device, without waiting for what the device is computing.
 
     >>> values = torch.zeros(2)
-    >>> sent(values, CPU) is values
+    >>> to_device(values, CPU) is values
     True
     """
     if tensor.device == device:
@@ -195,7 +195,7 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 @lru_cache(maxsize=64)
 def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
     """A few numbers on a device, sent once for all; not to be changed."""
-    return sent(torch.tensor(values), device)
+    return to_device(torch.tensor(values), device)
 
 
 @contextmanager
@@ -216,7 +216,7 @@ def device_of(module: nn.Module) -> torch.device:
     return next((tensor.device for tensor in module.parameters()), CPU)
 
 
-def wide(tensor: Tensor) -> Tensor:
+def to_double(tensor: Tensor) -> Tensor:
     """A tensor in double precision; on the CPU if its device has none, as `mps`."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
@@ -226,16 +226,16 @@ def is_counter(tensor: Tensor) -> bool:
     return tensor.dim() == 0 and not tensor.is_floating_point()
 
 
-def moved(tree: Any, device: torch.device) -> Any:
+def tree_to_device(tree: Any, device: torch.device) -> Any:
     """The same tree with its tensors on a device; whatever is there already stays the same object.
 
     Counters stay on the CPU.
 
     >>> tree = {"weights": {"w": torch.zeros(2)}, "round": 3}
-    >>> moved(tree, CPU) is tree
+    >>> tree_to_device(tree, CPU) is tree
     True
     """
-    return _mapped(tree, lambda one: one if is_counter(one) else sent(one, device))
+    return _mapped(tree, lambda one: one if is_counter(one) else to_device(one, device))
 
 
 def to_host(tree: Any) -> Any:

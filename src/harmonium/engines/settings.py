@@ -51,7 +51,7 @@ class EngineSettings:
     @cached_property
     def devices(self) -> tuple[torch.device, ...]:
         """The devices that clients' tasks are spread over; a ConfigError if one is not here."""
-        return devices.chosen(self.device)
+        return devices.resolve(self.device)
 
     def check_in_process(self) -> None:
         """Refuse other processes, for an encoder that exists only in this one."""

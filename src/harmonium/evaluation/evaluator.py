@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from harmonium.core import seeds
-from harmonium.core.devices import inference, placed, sent, to_host
+from harmonium.core.devices import on_current_device, to_device, to_host, without_gradients
 from harmonium.core.errors import ConfigError, UnknownSetting, suggest
 from harmonium.core.progress import emit
 from harmonium.core.threads import single_thread
@@ -300,8 +300,13 @@ class Evaluator:
         train, images = self.data.train, self.data.validation
         images = images if len(images) >= min(FEWEST, len(train)) else train
         pixels = torch.from_numpy(np.array(_some(images, self.settings.health).pixels))
-        with placed(encoder) as device, evaluating(encoder), single_thread(), inference(device):
-            views = self.views(sent(pixels, device), seeds.torch_rng(self.seed, "health"))
+        with (
+            on_current_device(encoder) as device,
+            evaluating(encoder),
+            single_thread(),
+            without_gradients(device),
+        ):
+            views = self.views(to_device(pixels, device), seeds.torch_rng(self.seed, "health"))
             views = views if len(views) > 1 else views * 2
             first, second = to_host([encoder(view) for view in views[:2]])
             return health(first, second)

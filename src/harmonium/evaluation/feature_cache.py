@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from harmonium.core import codec, files
-from harmonium.core.devices import computed_on
+from harmonium.core.devices import cache_key
 from harmonium.core.errors import StoreError, WireError
 from harmonium.core.paths import home
 from harmonium.core.progress import emit, work
@@ -113,7 +113,7 @@ class FeatureCache:
                 "encoder": encoder_digest(encoder),
                 "pictures": self.images_digest(images),
                 "how": how,
-                **computed_on(),
+                **cache_key(),
             }
         )
         path = features_folder() / f"{key}.safetensors"

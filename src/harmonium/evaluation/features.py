@@ -13,7 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from harmonium.core.devices import current, inference, placed, room_for, sent, to_host
+from harmonium.core.devices import (
+    current,
+    on_current_device,
+    room_for,
+    to_device,
+    to_host,
+    without_gradients,
+)
 from harmonium.core.errors import ConfigError, DataError
 from harmonium.core.threads import single_thread
 from harmonium.data.images import Images
@@ -57,8 +64,8 @@ def embed(
         rows = np.arange(start, min(start + batch, len(pixels)))
         # A copy, because torch cannot wrap the read-only pages of a memory-mapped file.
         taken = pixels.batch(rows) if isinstance(pixels, Images) else pixels[rows]
-        bare = sent(torch.from_numpy(np.array(taken)), device)
-        with inference(device):
+        bare = to_device(torch.from_numpy(np.array(taken)), device)
+        with without_gradients(device):
             prepared = prepare(bare) if views is None else views(bare, start)
             part: Tensor = encoder(prepared)
         if part.ndim != 2 or len(part) != len(rows):
@@ -68,7 +75,7 @@ def embed(
             )
         return part
 
-    with placed(encoder), evaluating(encoder), single_thread():
+    with on_current_device(encoder), evaluating(encoder), single_thread():
         starts = range(0, len(pixels), batch)
         at_once = (os.cpu_count() or 1) if device.type == "cpu" else 1
         with ThreadPoolExecutor(min(at_once, len(starts))) as threads:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harmonium.core import seeds
-from harmonium.core.devices import CPU, current, room_for, seeded, sent
+from harmonium.core.devices import CPU, current, room_for, seeded, to_device
 from harmonium.core.errors import ConfigError, DataError
 from harmonium.core.progress import work
 from harmonium.core.threads import single_thread
@@ -107,8 +107,8 @@ def finetune(encoder: nn.Module, images: Images, how: Tuning, prepare: Prepare, 
     classes, wanted = torch.unique(torch.from_numpy(images.labels[known]), return_inverse=True)
     rng, device = seeds.torch_rng(seed, "finetune"), current()
     if room_for(pixels.numel(), device):
-        pixels = sent(pixels, device)
-    wanted = sent(wanted, device)
+        pixels = to_device(pixels, device)
+    wanted = to_device(wanted, device)
     with (
         single_thread(),
         seeded(device, seeds.seed_of(seed, "finetune", "torch")),
@@ -116,7 +116,7 @@ def finetune(encoder: nn.Module, images: Images, how: Tuning, prepare: Prepare, 
     ):
         network = copy.deepcopy(encoder).to(device)
         with torch.no_grad(), evaluating(network):
-            dim = network(prepare(sent(pixels[:1], device))).shape[1]
+            dim = network(prepare(to_device(pixels[:1], device))).shape[1]
         whole = nn.Sequential(network, _head(how, dim, len(classes)).to(device))
         whole.train().requires_grad_(True)
         optimiser = _optimiser(how, list(whole.parameters()))
@@ -124,13 +124,13 @@ def finetune(encoder: nn.Module, images: Images, how: Tuning, prepare: Prepare, 
             for group in optimiser.param_groups:
                 group["lr"] = how.rate(epoch)
             order = torch.randperm(len(known), generator=rng)
-            there = sent(order, device)
+            there = to_device(order, device)
             for step, rows in enumerate(torch.split(order, how.batch)):
                 at(epoch * len(known) + step * how.batch)
                 if len(rows) < 2 < len(known):  # BatchNorm needs two; another epoch has it
                     continue
                 here = there[step * how.batch :][: len(rows)]
-                some = sent(pixels[here if pixels.device == device else rows], device)
+                some = to_device(pixels[here if pixels.device == device else rows], device)
                 seen = prepare(some) if how.view is None else how.view(some, rng)
                 optimiser.zero_grad()
                 loss = functional.cross_entropy(whole(seen), wanted[here])

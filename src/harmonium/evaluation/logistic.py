@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from harmonium.core.devices import current, room_for, sent, to_host
+from harmonium.core.devices import current, room_for, to_device, to_host
 from harmonium.core.progress import emit
 from harmonium.core.threads import single_thread
 
@@ -76,7 +76,7 @@ def regressions(
             features = mixture.T.float().contiguous()
         device = current()
         if device.type != "mps" and room_for(4 * features.numel(), device):  # mps has no float64
-            features, labels = sent(features, device), sent(labels, device)
+            features, labels = to_device(features, device), to_device(labels, device)
         alone = workers == 1 or len(features) <= PART or features.device.type != "cpu"
         share = map if alone else threads.map
 
@@ -166,7 +166,7 @@ def _evaluate(
     features: Tensor, labels: Tensor, weights: Tensor, share: Callable[..., Any]
 ) -> LossEvaluation:
     """One pass over the data."""
-    there = sent(weights.float(), features.device)
+    there = to_device(weights.float(), features.device)
     narrow, intercept = there[:, :-1].contiguous(), there[:, -1:]
 
     def part(start: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from harmonium.core import codec, files
-from harmonium.core.devices import computed_on
+from harmonium.core.devices import cache_key
 from harmonium.core.errors import DataError, StoreError, WireError
 from harmonium.core.paths import home
 from harmonium.core.settings import plain
@@ -146,7 +146,7 @@ class _References:
         return {
             "format": FORMAT,
             "torch": torch.__version__,
-            **computed_on(),
+            **cache_key(),
             "prepared": plain([first.mean, first.std, first.size]),
             "parts": {name: digest(images) for name, images in parts.items()},
         }

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from harmonium.core.devices import wide
+from harmonium.core.devices import to_double
 from harmonium.core.errors import NotEnoughReplies
 from harmonium.core.types import ClientId, Weights
 from harmonium.federation.wire import CALIBRATE, Ask, Plan
@@ -76,7 +76,7 @@ def measure(encoder: nn.Module, batches: Iterable[Tensor]) -> int:
 
 def _add(sums: dict[nn.Module, list[Tensor]], norm: nn.Module, values: Tensor) -> None:
     """Add the count, sum and sum of squares of a batch, by channel, in double precision."""
-    rows = wide(values).transpose(0, 1).flatten(1)  # (channels, everything else)
+    rows = to_double(values).transpose(0, 1).flatten(1)  # (channels, everything else)
     new = [torch.tensor(float(rows.shape[1])), rows.sum(1), rows.square().sum(1)]
     so_far = sums.get(norm)
     sums[norm] = new if so_far is None else [a + b for a, b in zip(so_far, new, strict=True)]

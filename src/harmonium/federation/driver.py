@@ -92,9 +92,11 @@ def handle(
         raise WireError(f"{called(method)} has no exchange `{step}`: {suggest(step, exchanges)}")
     filters = filters_of(method, exchanges[step])
     down = filters.received(down)
-    client.state = devices.moved(client.state, client.device)
+    client.state = devices.tree_to_device(client.state, client.device)
     with devices.seeded(client.device, seeds.seed_of(seed, "torch")):
-        answer = getattr(method, step)(client, Folded(**devices.moved(down, client.device)))
+        answer = getattr(method, step)(
+            client, Folded(**devices.tree_to_device(down, client.device))
+        )
     answer, client.state = devices.to_host([answer, client.state])
     up = contract.checked_answer(answer, method, exchanges[step])
     reply = filters.reply(client, down, up)

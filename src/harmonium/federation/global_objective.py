@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from harmonium.core import seeds
-from harmonium.core.devices import wide
+from harmonium.core.devices import to_double
 from harmonium.core.errors import WireError, counted
 from harmonium.core.types import Weights
 from harmonium.federation.aggregation import Mean
@@ -204,7 +204,7 @@ def client_gradient(
     total = {key: torch.zeros_like(parameter) for key, parameter in wanted.items()}
     for share, batch in _batches(method, client):
         means = method.objective.means(parts, method.objective.see(parts, batch))
-        weighted = share * (wide(slope).to(means.device) * means).sum()
+        weighted = share * (to_double(slope).to(means.device) * means).sum()
         gradients = torch.autograd.grad(weighted, list(wanted.values()), allow_unused=True)
         for key, part in zip(wanted, gradients, strict=True):
             if part is not None:

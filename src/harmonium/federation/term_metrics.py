@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from harmonium.core.devices import wide
+from harmonium.core.devices import to_double
 from harmonium.core.errors import counted
 from harmonium.core.types import ClientId, Weights
 from harmonium.federation.wire import Ask, Plan, statistic
@@ -59,7 +59,7 @@ def measured(method: Method, client: Client, model: Weights) -> Tensor:
             seen = method.see(parts, batch)
             wanted = (term.measure(parts, seen, context, method.objective) for term in method.terms)
             values = torch.stack([value for some in wanted for value in some])
-            total = total.to(values.device) + len(batch.index) * wide(values)
+            total = total.to(values.device) + len(batch.index) * to_double(values)
             count += len(batch.index)
     if not count:
         raise Decline(f"it has {counted(len(client.examples), 'example')}, too few to measure")

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harmonium.core.devices import CPU, sent, to_host
+from harmonium.core.devices import CPU, to_device, to_host
 from harmonium.core.errors import WireError
 from harmonium.core.progress import work
 from harmonium.core.types import ClientId, Weights
@@ -67,43 +67,47 @@ class Examples:
         return self._images.shape[:2]
 
     def pixels(
-        self, index: Tensor | None = None, here: Tensor | None = None, *, count: bool = True
+        self, index: Tensor | None = None, device_index: Tensor | None = None, *, count: bool = True
     ) -> Tensor:
         """Images as uint8 (n, height, width, channels): those at `index`, or all.
 
-        `here` is `index` on the device, where it is there already. Without `count` the images are
-        not counted as read: see `count`.
+        `device_index` is `index` on the device, where it is there already. Without `count` the
+        images are not counted as read: see `count`.
         """
         rows = self._index if index is None else self._index[index.numpy()]
         if count:
             self.count(len(rows))
         if self._resident is None:
             pixels = torch.from_numpy(np.ascontiguousarray(self._images.batch(rows)))
-            return sent(pixels, self.device)
+            return to_device(pixels, self.device)
         if index is None:
             return self._resident[self._rows]
-        return self._resident[self._rows[sent(index, self.device) if here is None else here]]
+        if device_index is None:
+            device_index = to_device(index, self.device)
+        return self._resident[self._rows[device_index]]
 
     def count(self, images: int) -> None:
         """Count images as read; raises WireError if a task may not read as many."""
         if (reading := _reading.get()) is not None:
             reading.add(images / max(1, len(self)))
 
-    def labels(self, index: Tensor | None = None, here: Tensor | None = None) -> Tensor:
-        """Labels (n,) int64, -1 where unknown; `here` as in `pixels`."""
+    def labels(self, index: Tensor | None = None, device_index: Tensor | None = None) -> Tensor:
+        """Labels (n,) int64, -1 where unknown; `device_index` as in `pixels`."""
         if self.device.type == "cpu" or index is None:
-            return sent(self.host_labels(index), self.device)
-        return self._labels[sent(index, self.device) if here is None else here]
+            return to_device(self.host_labels(index), self.device)
+        if device_index is None:
+            device_index = to_device(index, self.device)
+        return self._labels[device_index]
 
     @cached_property
     def _rows(self) -> Tensor:
         """Where the examples are among all images, on the device."""
-        return sent(torch.from_numpy(np.array(self._index)), self.device)  # mapped files warn
+        return to_device(torch.from_numpy(np.array(self._index)), self.device)  # mapped files warn
 
     @cached_property
     def _labels(self) -> Tensor:
         """The labels of all examples, on the device."""
-        return sent(self.host_labels(), self.device)
+        return to_device(self.host_labels(), self.device)
 
     def host_labels(self, index: Tensor | None = None) -> Tensor:
         """The same on the CPU, to decide by without waiting for the device."""
@@ -170,7 +174,7 @@ class Batch:
     examples: Examples
     make: Views
     rng: torch.Generator
-    moved: Tensor | None = None  # the same on the device, where it is there already
+    sent_index: Tensor | None = None  # the same on the device, if it was sent already
     ahead: tuple[Ahead, int] | None = field(default=None, kw_only=True)  # and its place in there
 
     @property
@@ -179,14 +183,14 @@ class Batch:
         return self.examples.device
 
     @cached_property
-    def here(self) -> Tensor:
+    def device_index(self) -> Tensor:
         """`index` on the device, for rows of tensors that are there."""
-        return sent(self.index, self.device) if self.moved is None else self.moved
+        return to_device(self.index, self.device) if self.sent_index is None else self.sent_index
 
     @cached_property
     def pixels(self) -> Tensor:
         """The stored images, uint8 (n, height, width, channels)."""
-        return self.examples.pixels(self.index, self.moved)
+        return self.examples.pixels(self.index, self.sent_index)
 
     @cached_property
     def views(self) -> list[Tensor]:
@@ -208,7 +212,7 @@ class Batch:
     @property
     def labels(self) -> Tensor:
         """Labels (n,), for methods that declare `uses_labels`."""
-        return self.examples.labels(self.index, self.moved)
+        return self.examples.labels(self.index, self.sent_index)
 
     @property
     def host_labels(self) -> Tensor:
@@ -217,7 +221,7 @@ class Batch:
 
     def where(self, chosen: Tensor) -> Tensor:
         """Positions in the batch, on the device, of images chosen by a mask on the CPU."""
-        return sent(chosen.nonzero().flatten(), self.device)
+        return to_device(chosen.nonzero().flatten(), self.device)
 
 
 @dataclass
@@ -270,10 +274,10 @@ class Client:
                 coming = coming if steps is None else coming[: steps - made]
                 if ahead is not None:
                     ahead.epoch(coming)
-                moved = torch.split(sent(order, self.device), size)
-                for place, (index, here) in enumerate(zip(coming, moved, strict=False)):
+                sent = torch.split(to_device(order, self.device), size)
+                for place, (index, there) in enumerate(zip(coming, sent, strict=False)):
                     own = None if ahead is None else (ahead, place)
-                    yield Batch(index, self.examples, self.views, self.rng, here, ahead=own)
+                    yield Batch(index, self.examples, self.views, self.rng, there, ahead=own)
                     made += 1
                     at(seen := seen + len(index))
                     if made == steps or (enough is not None and enough(made)):

@@ -20,7 +20,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from harmonium.core.devices import wide
+from harmonium.core.devices import to_double
 from harmonium.learning.client import Batch, Client
 from harmonium.learning.contract import checked_loss
 from harmonium.learning.training import Local
@@ -69,7 +69,7 @@ def step(
 ) -> Tensor:
     """Set `grad` to the noisy mean of the clipped gradients; returns the mean loss."""
     clip = local.dp_clip or math.inf
-    sums = [wide(torch.zeros_like(p)) for p in parameters]
+    sums = [to_double(torch.zeros_like(p)) for p in parameters]
     losses, count = list[Tensor](), len(batch.index)
     for place in range(count):
         index = batch.index[place : place + 1]
@@ -77,15 +77,15 @@ def step(
             loss(One(index, batch.examples, batch.make, batch.rng, whole=batch, place=place))
         )
         gradients = torch.autograd.grad(one, parameters, allow_unused=True)
-        losses.append(wide(one.detach().reshape(())))
-        squares = [wide(g).square().sum() for g in gradients if g is not None]
+        losses.append(to_double(one.detach().reshape(())))
+        squares = [to_double(g).square().sum() for g in gradients if g is not None]
         norm = torch.stack(squares).cumsum(0)[-1].sqrt()
         short = (clip / norm.clamp(min=1e-300)).clamp(max=1.0)
         # A gradient that is not finite counts as none: to stop here would reveal something.
         counts = norm.isfinite()
         for into, gradient in zip(sums, gradients, strict=True):
             if gradient is not None:
-                into += torch.where(counts, short * wide(gradient), 0.0)
+                into += torch.where(counts, short * to_double(gradient), 0.0)
     sigma = local.dp_noise * 2 * clip if local.dp_noise else 0.0
     for parameter, gradient in zip(parameters, sums, strict=True):
         noisy = client.noise.gaussian(gradient, sigma) if sigma else gradient

@@ -120,7 +120,7 @@ def evaluate_run(
 
 def _device_of(runs: Mapping[str, Run]) -> AbstractContextManager[object]:
     """Measure on the device that the recipe of the first run, or the command, names."""
-    return devices.using(next(iter(runs.values())).recipe.engine.devices[0])
+    return devices.use_device(next(iter(runs.values())).recipe.engine.devices[0])
 
 
 def measures_of(words: Sequence[str]) -> dict[str, Measure]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from harmonium.core import seeds
-from harmonium.core.devices import current, inference, placed, sent, to_host
+from harmonium.core.devices import current, on_current_device, to_device, to_host, without_gradients
 from harmonium.core.errors import DataError
 from harmonium.core.threads import single_thread
 from harmonium.core.types import Weights
@@ -60,12 +60,17 @@ class Geometry(ProbeMeasure):
     def evaluate(self, run: Run, data: EvalData) -> Figures:
         """Geometry of the features of one set; the mean over encoders if clients have their own."""
         images = self._images(data)
-        pixels = sent(torch.from_numpy(np.array(images.pixels)), current())
+        pixels = to_device(torch.from_numpy(np.array(images.pixels)), current())
         views = run.method.views(pixels, seeds.torch_rng(self.seed, "measure", "views"))
         views = views if len(views) > 1 else views * 2
         healths = []
         for encoder in (*run.final_encoders.values(), run.untrained):
-            with placed(encoder) as at, evaluating(encoder), single_thread(), inference(at):
+            with (
+                on_current_device(encoder) as at,
+                evaluating(encoder),
+                single_thread(),
+                without_gradients(at),
+            ):
                 first, second = to_host([encoder(view) for view in views[:2]])
             healths.append(asdict(health(first, second)))
         if not all(one["finite"] for one in healths):

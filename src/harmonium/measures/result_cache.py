@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from harmonium.core import files, seeds
-from harmonium.core.devices import computed_on
+from harmonium.core.devices import cache_key
 from harmonium.data.augment.pipeline import View
 from harmonium.data.cache import digest_of
 
@@ -47,7 +47,7 @@ class ResultCache:
         self, about: Mapping[str, Any], work: Callable[[], Mapping[str, Any]]
     ) -> dict[str, Any]:
         """The result of `work`, which `about` identifies; both are plain values."""
-        identity = {**about, "torch": torch.__version__, **computed_on()}
+        identity = {**about, "torch": torch.__version__, **cache_key()}
         path = self.folder and self.folder / f"{digest_of(identity)[:32]}.json"
         if path and (cached := _read(path)) is not None:
             self.found += 1

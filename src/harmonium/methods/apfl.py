@@ -70,7 +70,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from harmonium.core.devices import wide
+from harmonium.core.devices import to_double
 from harmonium.core.errors import ConfigError
 from harmonium.core.types import Kind, Weights
 from harmonium.federation.method import TRAINED, Method
@@ -249,7 +249,7 @@ class PersonalTraining:
                 # An EMA copy that the forward pass moved carries v along by the same difference;
                 # where it did not move, v comes back exactly.
                 p.copy_(v if ema is None else torch.where(p == ema, v, p + (v - ema)))
-        return wide(torch.stack(products)).cumsum(0)[-1] if products else 0.0
+        return to_double(torch.stack(products)).cumsum(0)[-1] if products else 0.0
 
 
 class MixedFeatures(nn.Module):

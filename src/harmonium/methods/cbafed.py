@@ -44,7 +44,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from harmonium.core.devices import sent, to_host
+from harmonium.core.devices import to_device, to_host
 from harmonium.core.errors import ConfigError
 from harmonium.core.types import ClientId
 from harmonium.data.images import UNKNOWN
@@ -148,7 +148,7 @@ class CBAFed(Method):
     def score(self, parts: Parts, seen: Seen, context: Labelled) -> Tensor:
         """Cross-entropy of known and accepted labels, summed over the views."""
         logits = parts["classifier"](torch.cat(seen.h))
-        target = sent(context.target[seen.batch.index], logits.device).repeat(len(seen.h))
+        target = to_device(context.target[seen.batch.index], logits.device).repeat(len(seen.h))
         return len(seen.h) * known_cross_entropy(logits, target)
 
     def reply_fault(

@@ -137,7 +137,7 @@ class FeatARC(Method):
         loss = super().score(parts, seen, context)
         if context.targets is None:
             return loss
-        return loss + self.strength * alignment(seen.z, context.targets[seen.batch.here])
+        return loss + self.strength * alignment(seen.z, context.targets[seen.batch.device_index])
 
     def features(self, parts: Parts, client: Client) -> Tensor:
         """phi(x) of the client's images without augmentation, unit rows `(n, dim)`."""

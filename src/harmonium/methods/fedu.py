@@ -43,7 +43,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from harmonium.core.devices import to_host, wide
+from harmonium.core.devices import to_double, to_host
 from harmonium.core.errors import ConfigError, undefined
 from harmonium.core.types import Weights
 from harmonium.federation.method import TRAINED, Method
@@ -152,5 +152,5 @@ def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float
     """
     matrices = [k for k in first if k.startswith("encoder.") and first[k].ndim > 1 and k in second]
     layers = [k for k in matrices if first[k].ndim == 4 and ".shortcut." not in k] or matrices
-    norms = [(wide(first[k]) - wide(second[k])).norm() for k in layers]
+    norms = [(to_double(first[k]) - to_double(second[k])).norm() for k in layers]
     return sum(to_host(torch.stack(norms)).tolist()) / len(norms) if norms else 0.0

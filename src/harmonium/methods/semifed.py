@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harmonium.core.devices import sent
+from harmonium.core.devices import to_device
 from harmonium.core.errors import ConfigError
 from harmonium.data.augment.views import Views
 from harmonium.data.images import UNKNOWN
@@ -116,7 +116,7 @@ class SemiFed(Method):
             return loss
         batch, logits = seen.batch, parts["classifier"](seen.strong)
         index = batch.index[batch.host_labels == UNKNOWN]
-        guess, q = (sent(known[index], logits.device) for known in (context.guess, context.q))
+        guess, q = (to_device(known[index], logits.device) for known in (context.guess, context.q))
         loss = loss + known_cross_entropy(logits, guess)  # labels of -1 are left out
         kl = functional.kl_div(logits.log_softmax(1), q, reduction="batchmean")
         return loss + self.consistency * kl

@@ -95,7 +95,7 @@ def estimated(recipe: Recipe, *, verdict: bool = True) -> Estimate | str:
         for spec in filter(None, (recipe.data, recipe.public)):
             if not _loads_quickly(spec):
                 return f"{spec.name} is not decoded yet: `harmonium data show` or a run does that"
-        device = devices.using(recipe.engine.devices[0])
+        device = devices.use_device(recipe.engine.devices[0])
         with work("measuring a few steps"), device, tempfile.TemporaryDirectory() as folder:
             return _measured(recipe, Path(folder), verdict)
     except HarmoniumError as error:

@@ -305,7 +305,7 @@ class Rounds:
         seconds = time.perf_counter() - started
         folder.log("metrics.jsonl", [json.dumps(row)])
         folder.log("ledger.jsonl", ledger.take())
-        timing = {"round": server.round, "seconds": seconds, **devices.computed_on()}
+        timing = {"round": server.round, "seconds": seconds, **devices.cache_key()}
         folder.log("timings.jsonl", [json.dumps(timing)])
         state = {key: getattr(server, key) for key in ("model", "round", "memory", "moments")}
         stored = folder.commit(server.round, state, self.engine.snapshot())

@@ -197,7 +197,7 @@ def _complete(loop: RunLoop) -> Result:
     device = recipe.engine.devices[0]
     devices.select(device)
     if device.type != "cpu":
-        names = ", ".join(map(devices.described, recipe.engine.devices))
+        names = ", ".join(map(devices.device_name, recipe.engine.devices))
         loop.watcher.note(f"computing on {names}")
     elif recipe.local.precision != "fp32":
         loop.watcher.note(f"local.precision={recipe.local.precision} is slow on most CPUs")
@@ -210,7 +210,7 @@ def _complete(loop: RunLoop) -> Result:
         runtime.public,
         (*split.notes, *public_notes(recipe, public)),
     )
-    with devices.using(device), _engine(loop, runtime) as engine:
+    with devices.use_device(device), _engine(loop, runtime) as engine:
         return loop.run(inputs, engine)
 
 

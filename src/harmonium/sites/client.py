@@ -264,10 +264,10 @@ def run_client(
         device: where this site computes, whatever the plan says: auto, cpu, cuda, cuda:1 or mps.
         ended: an event that stops the client when it is set.
     """
-    place = devices.chosen(device)[0]
+    place = devices.resolve(device)[0]
     devices.select(place)
     if place.type != "cpu":
-        note(f"computing on {devices.described(place)}")
+        note(f"computing on {devices.device_name(place)}")
     try:
         from harmonium.engines.flower.node import answer_messages
     except ImportError:

@@ -186,7 +186,7 @@ def _run(
             note(warning)
         engine.set_members(one.client for one in participants.joined)
         session.admit_newcomers(engine)
-        with devices.using(loop.recipe.engine.devices[0]):
+        with devices.use_device(loop.recipe.engine.devices[0]):
             return loop.run(session.inputs(), engine, simulate=False)
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from harmonium.core.devices import constant, sent
+from harmonium.core.devices import constant, to_device
 from harmonium.data.augment import parameters
 
 LUMA = parameters.LUMA
@@ -170,7 +170,7 @@ def quarter_turns(images: Tensor, turns: Tensor) -> Tensor:
     """
     turned = images.clone()
     for quarter in (1, 2, 3):
-        chosen = sent((turns == quarter).nonzero()[:, 0], images.device)
+        chosen = to_device((turns == quarter).nonzero()[:, 0], images.device)
         turned[chosen] = torch.rot90(images[chosen], quarter, (2, 3))
     return turned
 

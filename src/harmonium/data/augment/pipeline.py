@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harmonium.core.devices import sent
+from harmonium.core.devices import to_device
 from harmonium.core.errors import ConfigError, suggest
 from harmonium.data.augment import operations as ops
 from harmonium.data.augment import parameters as draw
@@ -377,4 +377,4 @@ def piece_of(*pixels: int) -> int:
 
 def _tensor(array: NDArray[Any], like: Tensor) -> Tensor:
     """Parameters as a tensor on the device of the pixels."""
-    return sent(torch.from_numpy(array), like.device)
+    return to_device(torch.from_numpy(array), like.device)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harmonium.core.devices import sent
+from harmonium.core.devices import to_device
 from harmonium.data.augment import operations as ops
 from harmonium.data.augment import parameters as draw
 
@@ -44,7 +44,7 @@ def randaugment(pixels: Tensor, draws: draw.Floats, magnitude: int) -> Tensor:
         which = draw.whole_number(draws[:, column], len(operations))
         signs = torch.from_numpy(np.where(draws[:, column + 1] < 0.5, -1, 1)).to(planes)
         for number in np.unique(which).astype(int):
-            chosen = sent(torch.from_numpy(np.flatnonzero(which == number)), planes.device)
+            chosen = to_device(torch.from_numpy(np.flatnonzero(which == number)), planes.device)
             changed = operations[number](planes.index_select(1, chosen), strength, signs[chosen])
             planes.index_copy_(1, chosen, changed.round_().clamp_(0, 255))
     return planes.byte().permute(1, 2, 3, 0).contiguous()

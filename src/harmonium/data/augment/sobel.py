@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harmonium.core.devices import wide
+from harmonium.core.devices import to_double
 from harmonium.data.augment.checks import check_pixels
 
 Edges = Literal["luminance", "channels"]
@@ -39,7 +39,7 @@ def sobel(pixels: Tensor, of: Edges = "luminance") -> Tensor:
     padded = functional.pad(planes, (1, 1, 1, 1), mode="replicate")
     across = _smoothed(padded[..., 2:] - padded[..., :-2], dim=2)
     down = _smoothed(padded[..., 2:, :] - padded[..., :-2, :], dim=3)
-    steep = (wide(across).square() + wide(down).square()).sqrt()
+    steep = (to_double(across).square() + to_double(down).square()).sqrt()
     most = steep.amax((1, 2, 3), keepdim=True)
     edges = (steep * 255 / most.where(most > 0, 1.0)).round().to(pixels.device, torch.uint8)
     return edges.permute(0, 2, 3, 1).expand_as(pixels).contiguous()

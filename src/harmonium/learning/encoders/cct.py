@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harmonium.core.devices import sent
+from harmonium.core.devices import to_device
 from harmonium.core.errors import ConfigError
 from harmonium.learning.encoders import Encoder, encoders
 
@@ -152,4 +152,4 @@ def drop_images(x: Tensor, rate: float) -> Tensor:
     if rate == 0:
         return x
     kept = functional.dropout(torch.ones(len(x), 1, 1, dtype=x.dtype), rate)
-    return x * sent(kept, x.device)  # drawn on the CPU, so the same on every device
+    return x * to_device(kept, x.device)  # drawn on the CPU, so the same on every device

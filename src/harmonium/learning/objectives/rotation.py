@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harmonium.core.devices import sent
+from harmonium.core.devices import to_device
 from harmonium.core.errors import ConfigError
 from harmonium.data.augment.views import Views, quarter_turns
 from harmonium.learning.client import Batch
@@ -89,7 +89,7 @@ class Rotation(Objective):
         else:
             turns = torch.randint(4, (len(images),), generator=batch.rng)
             turned = [quarter_turns(images, turns)]
-        return turned, sent(turns, images.device)
+        return turned, to_device(turns, images.device)
 
     def check_views(self, views: Views) -> None:
         """Refuse views that are turned already."""

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harmonium.core.devices import wide
+from harmonium.core.devices import to_double
 from harmonium.core.errors import ConfigError
 from harmonium.data.augment.views import Views
 from harmonium.learning.context import Context
@@ -110,7 +110,7 @@ class Spectral(Objective):
     def means(self, parts: Parts, seen: Seen) -> Tensor:
         """Tr R+ and R in FedSC's form; Tr R+, the mean (z1 z2)^2 and R of either view in others."""
         if self.form == "fedsc":
-            rows = shortened(wide(torch.cat(list(seen.z))), self.mu)
+            rows = shortened(to_double(torch.cat(list(seen.z))), self.mu)
             first, second = rows.chunk(2)
             matrices = [correlation(rows)]
         else:
@@ -139,9 +139,9 @@ class Spectral(Objective):
         first, second = seen.pair()
         if self.form == "orchestra":
             unit = parts["centroids"](functional.normalize(torch.cat([first, second])))
-            first, second = functional.normalize(wide(unit)).chunk(2)
+            first, second = functional.normalize(to_double(unit)).chunk(2)
             return first, second
-        return shortened(wide(first), self.mu), shortened(wide(second), self.mu)
+        return shortened(to_double(first), self.mu), shortened(to_double(second), self.mu)
 
 
 def spectral_contrast(first: Tensor, second: Tensor, mu: float = 1.0) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harmonium.core.devices import sent
+from harmonium.core.devices import to_device
 from harmonium.data.augment.operations import luma, to_planes
 
 SIDE = 32  # pixels; larger images are averaged down to it
@@ -125,4 +125,4 @@ def _filters(height: int, width: int, device: torch.device) -> tuple[Tensor, Ten
             columns.append(ripple - window * ripple.sum())  # uniform light is no edge
     filters = torch.stack([column.flatten() for column in columns], 1)
     real, imaginary = filters.real.float().contiguous(), filters.imag.float().contiguous()
-    return sent(disc.float(), device), sent(real, device), sent(imaginary, device)
+    return to_device(disc.float(), device), to_device(real, device), to_device(imaginary, device)

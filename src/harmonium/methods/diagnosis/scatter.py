@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harmonium.core.devices import wide
+from harmonium.core.devices import to_double
 from harmonium.core.errors import DataError
 from harmonium.learning.symmetric import upper_triangle
 
@@ -65,7 +65,7 @@ def group_sums(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     >>> total.tolist(), within.tolist(), between.tolist()
     ([4.0, 0.0], [2.0, 0.0, 0.0], [8.0, 0.0, 0.0])
     """
-    exact = wide(rows)
+    exact = to_double(rows)
     mean = exact.mean(0)
     around = exact - mean
     between = len(rows) * torch.outer(mean, mean)

@@ -71,7 +71,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harmonium.core.devices import sent, to_host, wide
+from harmonium.core.devices import to_device, to_double, to_host
 from harmonium.core.errors import ConfigError, NotEnoughReplies
 from harmonium.core.types import ClientId, Kind
 from harmonium.federation.batch_norm import measure
@@ -139,7 +139,7 @@ def ratio_of(terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor | float:
     if not terms:  # no alignment
         return 0.0
     alignments, contrasts = (
-        wide(torch.stack(each)).cumsum(0)[-1] for each in zip(*terms, strict=True)
+        to_double(torch.stack(each)).cumsum(0)[-1] for each in zip(*terms, strict=True)
     )
     return alignments / contrasts.clamp(min=1e-12)
 
@@ -332,7 +332,7 @@ class FedCA(Method):
         ensemble = torch.lerp(z, before, self.momentum)  # eq. 9
         client.state["ensemble"] = ensemble
         chosen = torch.randperm(len(z), generator=client.rng)[: count * self.group]
-        rows = functional.normalize(ensemble[sent(chosen, client.device)])  # eq. 10
+        rows = functional.normalize(ensemble[to_device(chosen, client.device)])  # eq. 10
         return dictionary.protected(client, rows, self.noise, self.group)
 
     # ---- what the framework asks of a method ---------------------------------------------------

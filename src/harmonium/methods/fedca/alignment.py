@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from harmonium.core.devices import sent
+from harmonium.core.devices import to_device
 from harmonium.core.types import Kind
 from harmonium.learning.client import Client, Decline
 from harmonium.learning.parts import Parts
@@ -41,10 +41,10 @@ def alignment_batches(client: Client, size: int) -> Iterator[AlignmentBatch]:
             raise Decline("it has no public images to align with")
         h, z = client.state["align_h"], client.state["align_z"]
         order = torch.randperm(len(h), generator=client.rng)
-        both = (torch.split(one, size) for one in (order, sent(order, client.device)))
+        both = (torch.split(one, size) for one in (order, to_device(order, client.device)))
         for index, here in zip(*both, strict=True):
             pixels = torch.from_numpy(client.public.batch(index.numpy()).copy())
-            images = client.views.plain(sent(pixels, client.device))
+            images = client.views.plain(to_device(pixels, client.device))
             yield images, h[here], z[here]
 
 

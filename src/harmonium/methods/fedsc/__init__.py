@@ -71,7 +71,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from harmonium.core.devices import wide
+from harmonium.core.devices import to_double
 from harmonium.core.errors import ConfigError
 from harmonium.core.types import ClientId
 from harmonium.federation.method import TRAINED, Method, Server
@@ -261,11 +261,11 @@ class FedSC(Method):
         assumes. Sums of thousands of rank-one matrices need double precision.
         """
         parts, images = self.pull(client, got.model).eval(), len(client.examples)
-        total = wide(torch.zeros(self.spectral.out, self.spectral.out, device=client.device))
+        total = to_double(torch.zeros(self.spectral.out, self.spectral.out, device=client.device))
         with torch.no_grad():
             for batch in client.batches(self.passes, self.local.batch, least=1):  # lines 3 and 4
                 views = self.see(parts, batch).z
-                projections = wide(torch.cat(views))
+                projections = to_double(torch.cat(views))
                 if self.private:  # a row that is not finite would show in the sum despite noise
                     projections = projections.nan_to_num(0.0, 0.0, 0.0)
                 clipped = shortened(projections, self.spectral.mu)  # line 5: to sqrt(mu)

@@ -224,7 +224,7 @@ class FedStyle(Method):
         batches = torch.split(torch.arange(count), self.local.batch)
         pairs = [compute(client.examples.pixels(index)).chunk(2) for index in batches]
         h_s, h_sobel = (torch.cat(rows) for rows in zip(*pairs, strict=True))
-        return lambda batch: torch.cat([h_s[batch.here], h_sobel[batch.here]])
+        return lambda batch: torch.cat([h_s[batch.device_index], h_sobel[batch.device_index]])
 
     def score(self, parts: Parts, seen: Seen, context: StyleContext) -> Tensor:
         """Equation 3: the objective's loss, plus lambda times that of style-infused features."""

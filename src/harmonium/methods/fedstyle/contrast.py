@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harmonium.core.devices import sent
+from harmonium.core.devices import to_device
 
 Reduction = Literal["mean", "sum"]
 
@@ -63,4 +63,4 @@ def _partners(n: int, device: torch.device) -> Tensor:
     """Places in the flattened matrix of all pairs (i, j) where 1[i != j] 1[s_i = s_j] is 1."""
     style = torch.arange(2 * n) // n  # s_i
     pairs = (style[:, None] == style).fill_diagonal_(False)
-    return sent(pairs.flatten().nonzero().flatten(), device)
+    return to_device(pairs.flatten().nonzero().flatten(), device)
