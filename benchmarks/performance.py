@@ -42,10 +42,10 @@ transforms; the `lean loop` makes them with Pillow too, but leaves out whatever 
 distance between `flower` and `loop` is what Flower and Ray cost, and the distance between `loop`
 and `harmonium` is mostly what views made a batch at a time save. `x harmonium` is CPU time over
 that of Harmonium with its default views, and `x fast views` over that with `views.mode=fast`. `bare
-steps` on ready-made views are the floor: no federation that plays the same steps in the same way
-can lead another by more than that one's `x bare steps`. The start-up of Harmonium includes the
-figures of the untrained encoder, which the others do not have. What is counted and how is said in
-the file; the programs are in `benchmarks/contenders/`.
+steps` on ready-made views are what the same steps cost a plain program. Harmonium can be below them
+because its processes keep freed memory, while the others leave the C library's settings as they
+are. The start-up of Harmonium includes the figures of the untrained encoder, which the others do
+not have. What is counted and how is said in the file; the programs are in `benchmarks/contenders/`.
 
 {rivals}
 
