@@ -119,6 +119,14 @@ def test_a_device_that_is_not_here_is_refused(named: Any, says: str, tmp_path: P
     assert not (tmp_path / "run").exists()
 
 
+def test_comparison_and_diagnosis_refuse_it_too(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="engine.device is cuda"):
+        harmonium.compare("fedavg", "fedprox", "engine.device=cuda", out=tmp_path / "some")
+    assert not (tmp_path / "some").exists()
+    with pytest.raises(ConfigError, match="engine.device is cuda"):
+        harmonium.diagnose("data=shapes", "engine.device=cuda")
+
+
 def test_a_recipe_names_devices_that_are_elsewhere() -> None:
     """It can be read, checked and compared on a machine that lacks them; digests are the same."""
     recipe = harmonium.Recipe.of("fedavg", "engine.device=[cuda:0,cuda:1]")

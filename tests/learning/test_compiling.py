@@ -13,6 +13,7 @@ from harmonium.engines import trial
 from harmonium.learning import compiling
 from harmonium.learning.training import Local
 from harmonium.recipe.schema import Recipe
+from harmonium.runs.estimate import estimated
 from harmonium.testing import TINY, Trial, first_trial
 
 BATCH = 6
@@ -107,6 +108,18 @@ def test_it_is_refused_for_dp_sgd_and_leaves_other_digests() -> None:
     plain = Recipe.of("fedavg")
     assert Recipe.of("fedavg", "local.compile=false").digest == plain.digest
     assert Recipe.of("fedavg", "local.compile=true").digest != plain.digest
+
+
+def test_whether_it_pays_is_said() -> None:
+    assert "does not pay here" in str(compiling.Gain(20.0, 5.0, 6.0))
+    assert "after about 20,000 steps" in str(compiling.Gain(20.0, 6.0, 5.0))
+
+
+def test_an_estimate_does_not_take_compiling_for_the_pace_of_steps(traced: Any) -> None:
+    words = ("data=shapes", "data.count=60", "data.size=12", "clients=2", "rounds=2")
+    recipe = Recipe.of("fedavg", *words, "local.batch=6", "local.compile=true", "evaluate.k=5")
+    assert not isinstance(estimated(recipe), str)
+    assert not traced["stats"]["unique_graphs"]
 
 
 def test_a_gain_is_measured_forward_and_backward() -> None:

@@ -40,10 +40,14 @@ class Gain:
     after: float  # and with it
 
     def __str__(self) -> str:
-        return (
+        text = (
             f"local.compile: the first pass took {self.seconds:.1f} s; a later one takes "
             f"{self.after:.3g} ms, {self.before:.3g} ms without compiling"
         )
+        saved = self.before - self.after
+        if saved <= 0:
+            return f"{text}: it does not pay here"
+        return f"{text}: it pays after about {1e3 * self.seconds / saved:,.0f} steps"
 
 
 def check(device: torch.device) -> None:

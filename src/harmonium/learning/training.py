@@ -41,7 +41,7 @@ class Local:
     milestones: tuple[float, ...] = MILESTONES  # shares of the rounds at which step multiplies
     clip: float | None = 1.0  # largest gradient norm; none: unlimited
     precision: Precision = "fp32"  # of networks in training; bf16 and fp16 are for accelerators
-    compile: bool = False  # full batches pass networks as compiled code, which pays on GPUs
+    compile: bool = False  # full batches pass networks as compiled code
     dp_clip: float | None = None  # largest gradient norm of one image (DP-SGD); none: any
     dp_noise: float = 0.0  # on a step's sum of them: standard deviations over its sensitivity
     for_clients: int | None = None  # clients that epochs were chosen for; other numbers scale them

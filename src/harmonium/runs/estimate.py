@@ -97,11 +97,18 @@ def estimated(recipe: Recipe, *, verdict: bool = True) -> Estimate | str:
                 return f"{spec.name} is not decoded yet: `harmonium data show` or a run does that"
         device = devices.use_device(recipe.engine.devices[0])
         with work("measuring a few steps"), device, tempfile.TemporaryDirectory() as folder:
-            return _measured(recipe, Path(folder), verdict)
+            return _measured(_uncompiled(recipe), Path(folder), verdict)
     except HarmoniumError as error:
         return f"a run would be refused: {error}"
     except Exception as error:  # noqa: BLE001  (a dry run shows its recipe even if the trial fails)
         return f"a trial failed: {type(error).__name__}: {error}"
+
+
+def _uncompiled(recipe: Recipe) -> Recipe:
+    """The recipe without compiling, whose first pass would be taken for the pace of all others."""
+    if not recipe.local.compile:
+        return recipe
+    return recipe.changed(local=replace(recipe.local, compile=False))
 
 
 def _loads_quickly(spec: DataSpec) -> bool:

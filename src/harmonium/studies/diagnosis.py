@@ -182,6 +182,7 @@ def diagnose(recipe: Recipe | str | None = None, *words: str, **settings: Any) -
     asked = Recipe.of(recipe or Recipe.from_tree({}), *words, **settings)
     if asked.training < 2:
         raise ConfigError(f"clients is {asked.training}; to compare clients, at least 2 are needed")
+    _ = asked.engine.devices  # a device that is not here is refused before images are read
     sections = {key: getattr(asked, key) for key in SECTIONS}
     sections["privacy"] = replace(asked.privacy, epsilon=None)  # its sums have no noise
     plain = Recipe.from_tree({**sections, "method": Diagnosis, "rounds": 1})
@@ -190,7 +191,7 @@ def diagnose(recipe: Recipe | str | None = None, *words: str, **settings: Any) -
     ledger = Ledger()
     with tempfile.TemporaryDirectory() as folder:
         host = make_runtime(plain, dataset, split, Path(folder))
-        with LocalEngine(host, Path(folder), workers=0) as engine:
+        with LocalEngine(host, Path(folder), 0, asked.engine.devices[:1]) as engine:
             driver = Driver(host.method, engine, ledger, quorum=2, masks=plain.privacy.masks)
             server = Server(split.examples, host.method.blueprint.shared(), round=1)
             server = driver.drive(host.method.run_plan(server, server.everyone), server)

@@ -110,6 +110,7 @@ def _claim(folder: Path, plan: ComparisonPlan) -> None:
     """Create the folder; that of a run, or of a comparison with other settings, is refused."""
     COMPARISON.holds(folder)
     for label, seed, recipe in plan.cells():
+        _ = recipe.engine.devices  # one that is not here is refused before anything is written
         if (cell(folder, label, seed) / RECIPE).exists():
             holds(cell(folder, label, seed), recipe)
     COMPARISON.claim(folder)
