@@ -119,3 +119,11 @@ def test_the_step_that_is_measured_runs_on_the_device(monkeypatch: pytest.Monkey
     method = recipe.build_method(recipe.data.load())
     found = memory.need(method, DEVICE)
     assert found is not None and len(sizes) == 2 and found.each == 5  # 64 bytes for 12 images
+
+
+def test_images_stay_if_they_take_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "free_memory", lambda device: 10 * GB)
+    assert devices.room_for(3 * GB, DEVICE) and not devices.room_for(4 * GB, DEVICE)
+    monkeypatch.setattr(devices, "free_memory", lambda device: None)
+    assert devices.room_for(GB, DEVICE) and not devices.room_for(2 * GB, DEVICE)
+    assert devices.room_for(100 * GB, devices.CPU)

@@ -166,15 +166,20 @@ def allow_tf32(allowed: bool) -> None:
 SHARE = 0.3  # of an accelerator's free memory that images or features may take
 
 
+def free_memory(device: torch.device) -> int | None:
+    """Free bytes of an accelerator; None where torch cannot tell."""
+    try:
+        return int(torch.accelerator.memory.get_memory_info(device)[0])
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return None
+
+
 def room_for(size: int, device: torch.device) -> bool:
     """Whether so many bytes may stay on a device: on an accelerator, a share of what is free."""
     if device.type == "cpu":
         return True
-    try:
-        free, _ = torch.accelerator.memory.get_memory_info(device)
-    except (AttributeError, NotImplementedError, RuntimeError):  # not known for this kind
-        return size <= UNKNOWN_MEMORY
-    return size <= SHARE * free
+    free = free_memory(device)
+    return size <= (UNKNOWN_MEMORY if free is None else SHARE * free)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

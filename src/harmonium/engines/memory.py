@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from harmonium.core.devices import free_memory
 from harmonium.core.errors import ConfigError, counted
 from harmonium.engines.trial import blank_pass
 from harmonium.federation.method import Method
@@ -85,14 +86,6 @@ def check(method: Method, devices: Sequence[torch.device], workers: int) -> None
             f"{_size(sharing * one)} on {device}, of which {_size(free)} are free: set "
             + (" or ".join(remedies) or "a smaller encoder, or engine.device=cpu")
         )
-
-
-def free_memory(device: torch.device) -> int | None:
-    """Free bytes of a device; None where torch cannot tell."""
-    try:
-        return int(Memory.get_memory_info(device)[0])
-    except (AttributeError, NotImplementedError, RuntimeError):
-        return None
 
 
 def is_exhausted(error: RuntimeError) -> bool:
