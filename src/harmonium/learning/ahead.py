@@ -42,7 +42,7 @@ class Ahead:
         self._made: dict[int, Made] = {}  # by the batch's place in the epoch
         self._expected: Tensor | None = None  # the generator's state if nothing else draws from it
         self._next = 0  # place of the batch that is expected to ask
-        self._alone = False  # whether something else does
+        self._alone = False  # whether something else has drawn: then nothing is made ahead
 
     def epoch(self, coming: Sequence[Tensor]) -> None:
         """Begin an epoch with these batches, whose order was just drawn."""
@@ -52,12 +52,10 @@ class Ahead:
 
     def of(self, place: int) -> Made:
         """The views of one of the epoch's batches; the generator moves past their draws."""
-        now = self.rng.get_state()
-        # Until the second batch asks, nobody knows whether the loss of the first has drawn.
-        certain = self._expected is not None and torch.equal(self._expected, now)
-        self._alone |= self._expected is not None and not certain
-        if not certain or place != self._next or place not in self._made:
-            together = self._together(place) if certain and not self._alone else 1
+        drawn = self._expected is not None and not torch.equal(self._expected, self.rng.get_state())
+        self._alone |= drawn
+        if drawn or place != self._next or place not in self._made:
+            together = 1 if self._alone else self._together(place)
             self._made = self._render(range(place, place + together))
         made = self._made.pop(place)
         self.rng.set_state(made.after)

@@ -26,6 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from harmonium.core.devices import is_counter
 from harmonium.core.errors import ConfigError, WireError, suggest
+from harmonium.core.joined import Joined, joined
 from harmonium.core.types import ClientId, Kind, Of, Rule, Weights
 from harmonium.learning import compiling
 
@@ -150,11 +151,11 @@ class Parts(nn.ModuleDict):
         full = self.compiled is not None and all(len(view) == self.compiled for view in views)
         call = compiling.through if full else _call
         if self.joint_views:
-            rows, sizes = torch.cat(list(views)), [len(view) for view in views]
-            outputs = []
+            rows, sizes = joined(views), [len(view) for view in views]
+            outputs: list[list[Tensor]] = []
             for module in modules:
                 rows = call(module, rows)
-                outputs.append(list(torch.split(rows, sizes)))
+                outputs.append(Joined(rows, sizes))
             return outputs
         outputs = [[] for _ in modules]
         for view in views:

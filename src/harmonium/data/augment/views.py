@@ -21,6 +21,7 @@ import yaml
 from torch import Tensor
 
 from harmonium.core.errors import ConfigError, suggest
+from harmonium.core.joined import Joined
 from harmonium.data.augment.checks import check_normalisation, check_pixels, normalise
 from harmonium.data.augment.operations import quarter_turns
 from harmonium.data.augment.parameters import Floats
@@ -71,9 +72,15 @@ class Views:
             rendered = view.render(
                 images, chance[0] if len(chance) == 1 else np.concatenate(chance)
             )
-            of_copies = iter(torch.split(rendered, [len(pixels) for pixels in copies]))
-            for own in views:
-                own += itertools.islice(of_copies, times)
+            counts = [len(pixels) for pixels in batches]
+            whole = torch.split(rendered, [times * count for count in counts])
+            made = [
+                Joined(rows, [count] * times) for rows, count in zip(whole, counts, strict=True)
+            ]
+            if len(self._runs) == 1:
+                return list[list[Tensor]](made)
+            for own, more in zip(views, made, strict=True):
+                own += more
         return views
 
     def at_once(self, height: int, width: int) -> int:

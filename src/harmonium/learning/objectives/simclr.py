@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harmonium.core.joined import joined
 from harmonium.learning.context import Context
 from harmonium.learning.objectives import Objective, Seen, check, mlp, objectives
 from harmonium.learning.objectives.heads import Norm
@@ -56,7 +57,8 @@ class SimCLR(Objective):
 
     def score(self, parts: Parts, seen: Seen, context: Context) -> Tensor:
         """NT-Xent of the two projections."""
-        return nt_xent(*seen.pair(), self.temperature)
+        seen.pair()  # two views, or an error
+        return _nt_xent(joined(seen.z), self.temperature)
 
 
 def nt_xent(first: Tensor, second: Tensor, temperature: float) -> Tensor:
@@ -71,8 +73,13 @@ def nt_xent(first: Tensor, second: Tensor, temperature: float) -> Tensor:
     >>> bool(torch.isclose(nt_xent(same, same, 0.5), torch.tensor(7.0).log()))
     True
     """
-    unit = functional.normalize(torch.cat([first, second]))
+    return _nt_xent(torch.cat([first, second]), temperature)
+
+
+def _nt_xent(rows: Tensor, temperature: float) -> Tensor:
+    """The same of the rows of both views, (2n, dim)."""
+    unit = functional.normalize(rows)
     similar = unit @ unit.T / temperature
     similar = similar.fill_diagonal_(float("-inf"))
-    partner = torch.arange(len(unit), device=unit.device).roll(len(first))
+    partner = torch.arange(len(unit), device=unit.device).roll(len(unit) // 2)
     return functional.cross_entropy(similar, partner)
