@@ -32,7 +32,7 @@ def finished(folder: Path, **changes: Any) -> str:
     decision = {"line": line, "condition": "", "verdict": "holds", "text": "FedSC leads", "why": ""}
     plain = {
         "study": "mine", "title": "Mine", "system": "FedSC", "claim": "Labels help.", "paper": "",
-        "commit": "1234567", "regime": "shapes, 2 clients", "verdict": "holds",
+        "commits": ["1234567"], "regime": "shapes, 2 clients", "verdict": "holds",
         "digest": read_study(str(path)).digest, "folder": str(folder),
         "headroom": {"": [{"what": "x", "value": "1", "met": True}]},
         "decisions": [{**decision, "mean": 2.5, "low": 1.0, "high": 4.0, "p": 0.01}],

@@ -15,7 +15,7 @@ from harmonium.measures.evaluation import evaluate_run
 from harmonium.recipe.presets import studies
 from harmonium.recipe.schema import Recipe
 from harmonium.studies.evidence.published import evidence_page, publish
-from harmonium.studies.evidence.study import study
+from harmonium.studies.evidence.study import CODE, code_version, study
 from harmonium.studies.evidence.study_file import read_study
 from harmonium.studies.evidence.worker import DIED, Worker
 
@@ -250,6 +250,10 @@ def test_runs_in_processes_of_their_own_have_the_same_figures(
         assert one.figures("deciding", "", row) == two.figures("deciding", "", row)
     assert "angle" in two.figures("deciding", "", "FedAvg")
     assert all(seconds > 0 for seconds in two.costs.values()) and len(two.costs) == 2
+    assert one.commits == two.commits == [code_version()]
+    made_by = json.loads((two.folder / CODE).read_text())
+    (two.folder / CODE).write_text(json.dumps({**made_by, min(made_by): "older"}))
+    assert sorted(study(path, out=two.folder).commits) == sorted(["older", code_version()])
 
 
 def test_a_study_that_is_stopped_starts_no_further_run_and_blames_none(

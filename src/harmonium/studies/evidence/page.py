@@ -19,7 +19,7 @@ from harmonium.report.writer import ResultTable, markdown_page, write_plot, writ
 from harmonium.studies.comparison.published import gaps
 from harmonium.studies.comparison.statistics import half_width, interval_words
 from harmonium.studies.evidence.decision import Decision
-from harmonium.studies.evidence.study import FREE, PERCENT, StudyResult, code_version
+from harmonium.studies.evidence.study import FREE, PERCENT, StudyResult
 from harmonium.studies.evidence.study_file import GRADIENT, OBJECTIVE, RANK
 
 MEGA = 1_000_000
@@ -46,7 +46,8 @@ def page(found: StudyResult) -> str:
     study = found.study
     parts = [f"# {study.title}\n", f"**Claim.** {study.claim}\n"]
     parts += [f"*{study.paper}*\n"] if study.paper else []
-    parts.append(f"**Verdict: {found.verdict}.** Figures of commit `{code_version()}`.\n")
+    commits = ", ".join(f"`{one}`" for one in found.commits)
+    parts.append(f"**Verdict: {found.verdict}.** Figures of commit {commits}.\n")
     groups = {table.title: table for table in tables(found)}
     order = [
         ("Decision", _rule_words(found)),

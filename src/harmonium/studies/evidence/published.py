@@ -97,7 +97,8 @@ def evidence_page(folder: Path, links: str = "studies/") -> str:
     found = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
     if not found:
         return ""
-    commits = ", ".join(f"`{one}`" for one in dict.fromkeys(study["commit"] for study in found))
+    every = dict.fromkeys(one for study in found for one in study["commits"])
+    commits = ", ".join(f"`{one}`" for one in every)
     parts = [
         "# Evidence\n",
         "What became of papers' claims under `harmonium study` ([how](../evidence.md)): headroom "

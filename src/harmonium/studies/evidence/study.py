@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ from harmonium.studies.evidence.worker import Worker, cpu_seconds
 STUDY = FolderKind("study", "study", "study.yaml", frozenset({".lock"}))
 VERSIONS = "versions.jsonl"  # every text that the study's file had when it was run
 COSTS = "costs.jsonl"  # CPU seconds of every finished cell
+CODE = "code.json"  # the code that made every finished cell
 FREE = (COMMONEST, UNTRAINED, RAW, WHITENED)  # rows without training
 PERCENT = 100.0
 NOT_FINISHED = "not finished"
@@ -97,6 +99,7 @@ class StudyResult:
     by_measures: dict[StudyCell, Values] = field(default_factory=dict)  # figures of `measures`
     unmeasured: dict[StudyCell, str] = field(default_factory=dict)  # why a measure failed
     costs: dict[str, float] = field(default_factory=dict)  # CPU seconds by a cell's path
+    code: dict[str, str] = field(default_factory=dict)  # commit or version by a cell's path
     changed: list[str] = field(default_factory=list)  # notes on earlier texts of the file
     finished: bool = False  # every stage is complete
     plots: tuple[Path, ...] = ()
@@ -105,6 +108,15 @@ class StudyResult:
     def verdict(self) -> str:
         """The verdict on the whole claim."""
         return overall(self.decisions) if self.finished else NOT_FINISHED
+
+    @property
+    def commits(self) -> list[str]:
+        """The commits or versions that made the runs; of runs from before this was noted, today's.
+
+        Several, in the order of the runs, if the code changed in between.
+        """
+        made_by = [self.code.get(cell.path.as_posix()) for cell in self.results]
+        return list(dict.fromkeys(one or code_version() for one in made_by)) or [code_version()]
 
     def has_headroom(self, condition: str) -> bool:
         """Whether every requirement is met in a condition."""
@@ -185,7 +197,7 @@ class StudyResult:
             "study": study.name,
             "title": study.title,
             "system": study.system,
-            "commit": code_version(),
+            "commits": self.commits,
             "regime": study.in_short,
             "claim": study.claim,
             "paper": study.paper,
@@ -255,7 +267,7 @@ def study(
         found.changed = _record_version(folder, file)
         stages = _Stages(found, jobs, callbacks, note)
         stages.run_all()
-        found.costs = _read_costs(folder)
+        found.costs, found.code = _read_notes(folder, COSTS), _read_notes(folder, CODE)
         return write_study(found)
 
 
@@ -276,7 +288,7 @@ def forecast(what: str, *, out: str | Path | None = None) -> list[StageProgress]
     """
     file = read_study(what)
     folder = Path(out) if out is not None else home() / STUDY.parent / file.name
-    costs = _read_costs(folder)
+    costs = _read_notes(folder, COSTS)
     stages = _Stages(StudyResult(folder, file), 1, (), lambda text: None)
     progress = []
     for stage, groups in stages.planned().items():
@@ -464,7 +476,7 @@ class _Stages:
             if cell in self.found.failed:
                 continue
             folder = self.found.folder / cell.path
-            before = cpu_seconds()
+            before, complete = cpu_seconds(), self.is_complete(cell)
             with called(self.callbacks, f"{cell.label} ({number} of {len(todo)})") as callback:
                 try:
                     with without_plots():
@@ -473,7 +485,8 @@ class _Stages:
                     raise
                 except HarmoniumError as error:
                     self._fail(cell, str(error))
-            _note_cost(self.found.folder, cell, cpu_seconds() - before)
+            if not complete and self.is_complete(cell):
+                _note_run(self.found.folder, cell, cpu_seconds() - before)
         self._measure([cell for cell in todo if cell in self.found.results])
 
     def _measure(self, cells: Sequence[StudyCell]) -> None:
@@ -527,7 +540,7 @@ class _Stages:
                         if why:
                             self._fail(cell, why)
                             continue
-                        _note_cost(self.found.folder, cell, seconds)
+                        _note_run(self.found.folder, cell, seconds)
                         self.note(f"{cell.label}: done ({next(finished)} of {len(cells)})")
             finally:
                 worker.stop()
@@ -548,6 +561,7 @@ class _Stages:
             return next(queue, None)
 
 
+@cache
 def code_version() -> str:
     """Which code is at work: its commit in a git clone, else its version."""
     source = Path(harmonium.__file__).parent
@@ -591,16 +605,17 @@ def _bytes(result: Result) -> int:
     return sum(row.get("bytes_down", 0) + row.get("bytes_up", 0) for row in result.rounds)
 
 
-def _note_cost(folder: Path, cell: StudyCell, seconds: float) -> None:
-    """Keep what a cell cost when it was run; reading a complete one costs nothing worth noting."""
-    known = _read_costs(folder)
+def _note_run(folder: Path, cell: StudyCell, seconds: float) -> None:
+    """Keep what a cell cost, and which code made it, when it has been run."""
     path = cell.path.as_posix()
-    if seconds > known.get(path, 0.0):
-        files.write_atomic(folder / COSTS, json.dumps({**known, path: round(seconds, 1)}).encode())
+    for name, value in ((COSTS, round(seconds, 1)), (CODE, code_version())):
+        known = {**_read_notes(folder, name), path: value}
+        files.write_atomic(folder / name, json.dumps(known).encode())
 
 
-def _read_costs(folder: Path) -> dict[str, float]:
-    path = folder / COSTS
+def _read_notes(folder: Path, name: str) -> dict[str, Any]:
+    """What was kept about cells, by their paths."""
+    path = folder / name
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
