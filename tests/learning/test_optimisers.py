@@ -54,11 +54,16 @@ def test_training_imports_only_what_it_needs() -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_parameters_without_gradients_stay_and_join_later() -> None:
+@pytest.mark.parametrize(
+    ("name", "settings"), [("SGD", {"lr": 0.1, "momentum": 0.9}), ("Adam", {"lr": 0.1})]
+)
+def test_parameters_without_gradients_stay_and_join_later(
+    name: str, settings: dict[str, Any]
+) -> None:
     found = []
-    for kind in (optimisers.SGD, torch.optim.SGD):
+    for kind in (getattr(optimisers, name), getattr(torch.optim, name)):
         weights = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))]
-        optimiser = kind(weights, lr=0.1, momentum=0.9)
+        optimiser = kind(weights, **settings)
         for step in range(4):
             for place, weight in enumerate(weights):
                 weight.grad = torch.full((3,), 0.3) if step >= 2 * place else None
