@@ -125,10 +125,10 @@ class Adam(_plain(torch.optim.Adam)):  # type: ignore[misc]
     def _change(self, parameters: list[nn.Parameter], steps: int, group: dict[str, Any]) -> None:
         """Change parameters that have taken the same number of steps."""
         first_decay, second_decay = group["betas"]
-        gradients = [parameter.grad for parameter in parameters]
+        values: list[Tensor] = [*parameters]
+        gradients = [grad for parameter in parameters if (grad := parameter.grad) is not None]
         if group["weight_decay"]:
-            decayed = torch._foreach_add(gradients, parameters, alpha=group["weight_decay"])
-            gradients = list(decayed)
+            gradients = [*torch._foreach_add(gradients, values, alpha=group["weight_decay"])]
         means = [self.state[parameter]["exp_avg"] for parameter in parameters]
         squares = [self.state[parameter]["exp_avg_sq"] for parameter in parameters]
         torch._foreach_lerp_(means, gradients, 1 - first_decay)
@@ -138,12 +138,14 @@ class Adam(_plain(torch.optim.Adam)):  # type: ignore[misc]
         torch._foreach_div_(roots, scalar((1 - second_decay**steps) ** 0.5, roots[0]))
         torch._foreach_add_(roots, scalar(group["eps"], roots[0]))
         rate = group["lr"] / (1 - first_decay**steps)
-        torch._foreach_addcdiv_(parameters, means, roots, -rate)
+        torch._foreach_addcdiv_(values, means, roots, -rate)
 
 
-def scalar(value: float, like: Tensor) -> Tensor:
-    """A number as a tensor, by which torch multiplies many tensors in a third of the time."""
-    return torch.full((), value, dtype=like.dtype, device=like.device)
+def scalar(value: float, like: Tensor) -> Any:
+    """A number for calls on many tensors, of which those on a CPU take a tensor more quickly."""
+    if like.device.type != "cpu":
+        return value
+    return torch.full((), value, dtype=like.dtype)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], most: float) -> None:
