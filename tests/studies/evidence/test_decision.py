@@ -33,6 +33,11 @@ def test_a_curve_that_still_moves_has_not_converged(changes: dict[int, float], m
     assert flat(changes, 1.0, "").met == met
 
 
+def test_a_change_that_is_lost_in_noise_says_so() -> None:
+    assert "noise" in flat({0: 8.0, 1: -8.0}, 1.0, "").value
+    assert "noise" not in flat({0: 0.4, 1: -0.2}, 1.0, "").value
+
+
 def test_a_lead_holds_only_beyond_its_margin() -> None:
     data = figures([50, 52, 51, 53, 50], [40, 41, 42, 42, 40])
     assert [one.verdict for one in decide([(line(), "")], data, {}, SEEDS)] == [HOLDS]

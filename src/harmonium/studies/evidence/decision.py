@@ -68,8 +68,12 @@ def flat(changes: Figures, most: float, what: str) -> Check:
     """
     if not changes:
         return Check(what, "no curve: validation images were not evaluated often enough", False)
-    mean = sum(changes.values()) / len(changes)
-    return Check(what, f"{mean:+.1f} in the last quarter, at most {most:g}", abs(mean) <= most)
+    change = statistics.summary(changes)
+    noise = "" if change.stderr is None else f", standard error {change.stderr:.1f}"
+    text = f"{change.mean:+.1f} in the last quarter{noise}, at most {most:g}"
+    if change.stderr is not None and change.stderr > most:
+        text += " (lost in noise: use more seeds or more validation images)"
+    return Check(what, text, abs(change.mean) <= most)
 
 
 def decide(
