@@ -317,8 +317,8 @@ def _groups(parts: Mapping[str, Images]) -> Integers | None:
         name: images.factors[GROUP] for name, images in parts.items() if GROUP in images.factors
     }
     for one, other in itertools.combinations(columns, 2):
-        both = np.intersect1d(columns[one], columns[other])
-        if both := int((both != UNKNOWN).sum()):
+        shared = np.intersect1d(columns[one], columns[other])
+        if both := int((shared != UNKNOWN).sum()):
             raise DataError(
                 f"{counted(both, 'group')} with images in the {one} part have some in the {other} "
                 "part too: keep every group in one part, or set ",
@@ -354,7 +354,7 @@ def whole_groups(groups: Integers, wanted: int) -> npt.NDArray[np.bool_]:
     for group in dict.fromkeys(groups[::-1].tolist()):
         if total + sizes[group] <= wanted:
             taken[group], total = True, total + int(sizes[group])
-    left = np.flatnonzero(~taken)
+    left = np.flatnonzero(~taken & (sizes > 0))
     if len(left):
         best = left[sizes[left].argmin()]
         if abs(total + sizes[best] - wanted) < wanted - total or (wanted and not total):
