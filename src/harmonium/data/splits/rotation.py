@@ -36,7 +36,7 @@ class RotationSplit(SplitRule):
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
         """Shares as `iid`, then the angles."""
-        indices = IID().assign(images, clients, rng).indices
+        indices = IID().deal(images, clients, rng).indices
         return Shares(indices, angles=draw_angles(indices, self.alpha, self.bins, rng))
 
 
@@ -62,7 +62,7 @@ class Joint(SplitRule):
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
         """Shares as `dirichlet`, then the angles."""
-        indices = Dirichlet(self.alpha, self.prior).assign(images, clients, rng).indices
+        indices = Dirichlet(self.alpha, self.prior).deal(images, clients, rng).indices
         alpha = self.alpha if self.angle_alpha is None else self.angle_alpha
         return Shares(indices, angles=draw_angles(indices, alpha, self.bins, rng))
 
