@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from harmonium.core.errors import ConfigError, DataError, Key, counted, undefined
 from harmonium.core.registry import Registry
@@ -196,18 +197,22 @@ class DataSpec:
             cut = len(rows) - wanted
             return order[:cut], order[cut:]
         held_out = whole_groups(groups[order], wanted)
-        self._check_near(purpose, share, wanted, int(held_out.sum()), len(rows))
+        self._check_near(purpose, wanted, held_out, groups[order])
         return order[~held_out], order[held_out]
 
-    def _check_near(self, part: str, share: float, wanted: int, found: int, count: int) -> None:
+    def _check_near(
+        self, part: str, wanted: int, inside: npt.NDArray[np.bool_], groups: Integers
+    ) -> None:
         """Raise an error if groups are so large that a part is far from what its share says."""
-        if found < count and wanted / 2 <= found <= 2 * wanted:
+        found, count = int(inside.sum()), len(groups)
+        if wanted / 2 <= found <= 2 * wanted and found < max(count, 1):
             return
-        fits = f"={found / count:.2g}, or " if found < count else "=0, or smaller groups, or "
+        near = found or int(np.unique(groups, return_counts=True)[1].min())
+        key = Key("data", part)
         raise DataError(
-            *(Key("data", part), f"={share:g} is {counted(wanted, 'image')} of {self.name}, but "),
-            f"groups are kept together and the nearest that they allow is {found} of {count}: ",
-            *("use ", Key("data", part), fits, "images of more groups"),
+            *(key, f"={getattr(self, part):g} is {counted(wanted, 'image')} of {self.name}, but "),
+            f"groups are kept together and the nearest that they allow is {near} of {count}: use ",
+            *(key, f"={near / count:.2g} or " if near < count else "=", "0"),
         )
 
     def _keep_labelled(
@@ -230,9 +235,8 @@ class DataSpec:
         share = np.bincount(labels[rows][positions])
         inside = covering_groups(groups[rows], labels[rows], share, rng)
         known = inside & (labels[rows] != UNKNOWN)
-        found = int(known.sum())
-        self._check_near("labelled", self.labelled, len(positions), found, len(rows))
-        if lost := int(inside.sum()) - found:
+        self._check_near("labelled", len(positions), known, groups[rows])
+        if lost := int((inside & ~known).sum()):
             notes.append(
                 f"{counted(lost, 'image')} without a label are left out: their groups are "
                 "in the labelled part"
