@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
+import numpy.typing as npt
 
-from harmonium.core.errors import ConfigError, DataError, Key, undefined
+from harmonium.core.errors import ConfigError, DataError, Key, counted, undefined
 from harmonium.core.registry import Registry
 from harmonium.core.seeds import numpy_rng
 from harmonium.data.cache import Stored, Writer, decoded, digest_of, is_decoded, reopened
-from harmonium.data.images import UNKNOWN, Dataset, Integers
+from harmonium.data.decoding.conversion import Fit
+from harmonium.data.grouping import check_parts, covering_groups, groups_of, whole_groups
+from harmonium.data.images import CHANNELS, UNKNOWN, Dataset, Integers
 from harmonium.data.labels import stratified
 
 MOST_SIDE = 4096  # pixels; larger values are taken for typing errors
@@ -43,9 +46,10 @@ class DataSpec:
     limit: int | None = None  # use only so many training images; None: all
     validation: float = 0.1  # share of the training images kept apart from the clients
     labelled: float = 0.0  # share kept apart with labels, for probes with few; at least 1 a class
-    size: int | None = None  # shorter side scaled to this, centre cut out as a square; None: as is
-    channels: int | None = None  # 3: colour, 1: grey; None: as the data are
+    size: int | None = None  # side of the square that every image becomes; None: as is
+    channels: int | None = None  # 3: colour, 1: grey, 2 and 4: as stored; None: as the data are
     seed: int = 0  # which images are held out
+    fit: Fit = "cut"  # to a square: cut the centre out, resize (stretch), or pad with black
 
     name: ClassVar[str] = ""
     about: ClassVar[About | None] = None
@@ -64,7 +68,12 @@ class DataSpec:
         """All parts as decoded, before anything is held out."""
         self.check()
         return decoded(
-            self.name, self._whole_identity(), self.decode, size=self.size, channels=self.channels
+            self.name,
+            self._whole_identity(),
+            self.decode,
+            size=self.size,
+            channels=self.channels,
+            fit=self.fit,
         )
 
     def is_decoded(self) -> bool:
@@ -72,7 +81,8 @@ class DataSpec:
         return is_decoded(self.name, self._whole_identity())
 
     def _whole_identity(self) -> dict[str, Any]:
-        return {"size": self.size, "channels": self.channels, **self.identity()}
+        fit = {} if self.size is None else changed(self, "fit")
+        return {"size": self.size, "channels": self.channels, **fit, **self.identity()}
 
     def check(self) -> None:
         """Raise an error for invalid settings, before anything is read."""
@@ -86,10 +96,13 @@ class DataSpec:
             raise ConfigError(
                 Key("data", "size"), f"={self.size}: between 1 and {MOST_SIDE} pixels"
             )
-        if self.channels not in (None, 1, 3):
+        if self.channels not in (None, *CHANNELS):
             raise ConfigError(
-                Key("data", "channels"), f"={self.channels}: use 1 (grey) or 3 (colour)"
+                Key("data", "channels"),
+                f"={self.channels}: use 1 (grey) or 3 (colour), or 2 or 4 where the data have them",
             )
+        if self.fit not in get_args(Fit):
+            raise ConfigError(Key("data", "fit"), f"={self.fit}: use cut, resize or pad")
 
     def missing(self) -> tuple[str, ...]:
         """What must be fetched before these images can be loaded, each with its command."""
@@ -118,19 +131,22 @@ class DataSpec:
     def _select(self, stored: Stored) -> Dataset:
         """Divide what was decoded into the parts of a data set, as the settings say."""
         parts = dict(stored.parts)
-        rows = np.arange(len(parts["train"]))
+        rows, notes = np.arange(len(parts["train"])), list(stored.notes)
+        check_parts(parts)
+        groups = groups_of(parts["train"])
         rest, test = rows, parts.get("test")
         if test is None:
-            rest, held_out = self._hold_out("test", rows, self.test_share(), len(rows))
+            rest, held_out = self._hold_out("test", rows, self.test_share(), len(rows), groups)
             test = parts["train"].subset(held_out)
         share = 0.0 if "validation" in parts else self.validation
         base = len(rest) if self.limit is None else self.limit
         self._check_limit(share, len(rest))
-        order, validation_rows = self._hold_out("validation", rest, share, base)
+        order, validation_rows = self._hold_out("validation", rest, share, base, groups)
         chosen = order[:base]
         labelled_rows = chosen[:0]
         if self.labelled:
-            labelled_rows, chosen = self._keep_labelled(chosen, parts["train"].labels)
+            labels = parts["train"].labels
+            labelled_rows, chosen = self._keep_labelled(chosen, labels, groups, notes)
         if len(chosen) == 0:
             raise DataError(
                 f"no training image is left of the {len(rows)} of {self.name}: lower ",
@@ -151,7 +167,7 @@ class DataSpec:
             test=test,
             classes=stored.classes,
             digest=digest_of([stored.digest, *map(_sum, selected)]),
-            notes=stored.notes,
+            notes=tuple(notes),
             names=stored.names,
             labelled=parts.get("labelled") if labelled is None else labelled,
             key=stored.key,
@@ -169,15 +185,44 @@ class DataSpec:
         )
 
     def _hold_out(
-        self, purpose: str, rows: Integers, share: float, base: int
+        self, purpose: str, rows: Integers, share: float, base: int, groups: Integers | None
     ) -> tuple[Integers, Integers]:
-        """`rows` in random order, without and with the last round(share * base) of them."""
-        order = numpy_rng(self.seed, "data", purpose).permutation(rows)
-        cut = len(rows) - round(share * base)
-        return order[:cut], order[cut:]
+        """`rows` in random order, without and with the last round(share * base) of them.
 
-    def _keep_labelled(self, rows: Integers, labels: Integers) -> tuple[Integers, Integers]:
-        """The rows of the labelled part, the same share of every class, and all other rows."""
+        With `groups` whole groups are held out, of as many images as comes closest.
+        """
+        order = numpy_rng(self.seed, "data", purpose).permutation(rows)
+        wanted = round(share * base)
+        if groups is None:
+            cut = len(rows) - wanted
+            return order[:cut], order[cut:]
+        held_out = whole_groups(groups[order], wanted)
+        self._check_near(purpose, wanted, held_out, groups[order])
+        return order[~held_out], order[held_out]
+
+    def _check_near(
+        self, part: str, wanted: int, inside: npt.NDArray[np.bool_], groups: Integers
+    ) -> None:
+        """Raise an error if groups are so large that a part is far from what its share says."""
+        found, count = int(inside.sum()), len(groups)
+        if wanted / 2 <= found <= 2 * wanted and found < max(count, 1):
+            return
+        near = found or int(np.unique(groups, return_counts=True)[1].min())
+        key = Key("data", part)
+        raise DataError(
+            *(key, f"={getattr(self, part):g} is {counted(wanted, 'image')} of {self.name}, but "),
+            f"groups are kept together and the nearest that they allow is {near} of {count}: use ",
+            *(key, f"={near / count:.2g} or " if near < count else "=", "0"),
+        )
+
+    def _keep_labelled(
+        self, rows: Integers, labels: Integers, groups: Integers | None, notes: list[str]
+    ) -> tuple[Integers, Integers]:
+        """The rows of the labelled part, the same share of every class, and all other rows.
+
+        With `groups` these are whole groups, at least that share of every class. Their images
+        without a label are in neither.
+        """
         if not (labels[rows] != UNKNOWN).any():
             raise DataError(
                 Key("data", "labelled"),
@@ -185,7 +230,18 @@ class DataSpec:
             )
         rng = numpy_rng(self.seed, "data", "labelled")
         positions = stratified(labels[rows], self.labelled, rng)
-        return rows[positions], np.delete(rows, positions)
+        if groups is None:
+            return rows[positions], np.delete(rows, positions)
+        share = np.bincount(labels[rows][positions])
+        inside = covering_groups(groups[rows], labels[rows], share, rng)
+        known = inside & (labels[rows] != UNKNOWN)
+        self._check_near("labelled", len(positions), known, groups[rows])
+        if lost := int((inside & ~known).sum()):
+            notes.append(
+                f"{counted(lost, 'image')} without a label are left out: their groups are "
+                "in the labelled part"
+            )
+        return rows[known], rows[~inside]
 
 
 @dataclass(frozen=True)
@@ -206,6 +262,34 @@ class UnsplitSpec(DataSpec):
 
 datasets: Registry[DataSpec] = Registry("data set", "harmonium.data.sets", DataSpec)
 """Every data set by name."""
+
+
+def changed(spec: DataSpec, *names: str) -> dict[str, Any]:
+    """The settings with these names that are not at their defaults.
+
+    Settings added later are part of an identity only where they are set, so that what earlier
+    versions decoded stays in use.
+    """
+    defaults = {field.name: field.default for field in fields(spec)}
+    return {name: v for name in names if (v := getattr(spec, name)) != defaults[name]}
+
+
+def read_alike(spec: DataSpec, model: DataSpec) -> DataSpec:
+    """`spec` with what `model` says of fit and grey levels, which an encoder depends on.
+
+    What `model` leaves at its default stays as `spec` has it.
+
+    >>> from harmonium.data.sets.digits import Digits
+    >>> read_alike(Digits(), Digits(fit="pad")).fit
+    'pad'
+    """
+    names = ("fit", "window", "percentiles")
+    said: dict[str, Any] = {name: getattr(model, name, None) for name in names}
+    known = {field.name for field in fields(spec)}
+    said = {name: v for name, v in said.items() if name in known and v not in (None, "cut")}
+    if said.keys() & {"window", "percentiles"}:  # either replaces the other
+        said = {"window": None, "percentiles": None, **said}
+    return replace(spec, **said)
 
 
 def check_share(setting: str, value: float) -> None:
