@@ -68,8 +68,8 @@ def test_hidden_labels_are_gone():
     ("pixels", "labels", "says"),
     [
         (np.zeros((2, 4, 4, 3)), [0, 1], r"float64.*astype\('uint8'\)"),
-        (np.zeros((2, 4, 4, 2), np.uint8), [0, 1], "1 or 3 channels"),
-        (np.zeros((2, 4, 4), np.uint8), [0, 1], "1 or 3 channels"),
+        (np.zeros((2, 4, 4, 5), np.uint8), [0, 1], "1 to 4 channels"),
+        (np.zeros((2, 4, 4), np.uint8), [0, 1], "1 to 4 channels"),
         (np.zeros((2, 4, 4, 1), np.uint8), [0], "2 images"),
         (np.zeros((2, 4, 4, 1), np.uint8), [0.5, 1.0], "integers"),
     ],

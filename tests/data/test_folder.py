@@ -336,7 +336,7 @@ def test_a_folder_changed_is_decoded_again(photos):
         ({"path": ""}, ConfigError, "needs data.path"),
         ({"path": "nowhere"}, DataError, "no such folder"),
         ({"size": 0}, ConfigError, "size=0"),
-        ({"channels": 4}, ConfigError, "channels=4"),
+        ({"channels": 5}, ConfigError, "channels=5"),
         ({"corrupt": "ignore"}, ConfigError, "refuse or skip"),
         ({"mixed": "ignore"}, ConfigError, "convert, refuse or skip"),
     ],

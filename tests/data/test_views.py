@@ -589,7 +589,7 @@ def test_plain_normalises_and_resizes():
         ({"aspect": 1}, "views.aspect: 1: give two numbers"),
         ({"blur_kernel": 4}, "views.blur_kernel is 4"),
         ({"size": 3.5}, "views.size is 3.5"),
-        ({"mean": None}, "views.mean is None: give 1 or 3 numbers, or none for both"),
+        ({"mean": None}, "views.mean is None: give 1 to 4 numbers, or none for both"),
         ({"std": (0.0,)}, "views.std is (0.0,): give numbers above 0"),
         ({"interpolation": "cubic"}, "did you mean 'bicubic'?"),
     ],

@@ -150,7 +150,7 @@ def test_a_split_by_column_says_how_arrays_are_given_clients(tmp_path: Path) -> 
         (torch.zeros(9, 8, 8, 3), "float32"),
         (images(9, 8, 8).astype(np.int64), "int64"),
         (images(9, 3, 8, 8), "channels first"),
-        (images(9, 8, 8, 4), r"\(9, 8, 8, 4\)"),
+        (images(9, 8, 8, 5), r"\(9, 8, 8, 5\)"),
         (images(8, 8, 3), r"\(8, 8, 3\)"),
         (images(8, 8), r"\(8, 8\)"),
         (images(0, 8, 8), "no images"),

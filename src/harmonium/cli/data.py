@@ -301,7 +301,9 @@ def _show_overview(about: dict[str, Any]) -> None:
         if len(shown) < len(rows):
             say(f"{len(rows) - len(shown)} in between are not shown; --json has them all\n")
     say("Levels from 0 to 1, over all images but the test part")
-    names = ("grey",) if about["shape"][2] == 1 else ("red", "green", "blue")
+    known = {1: ("grey",), 3: ("red", "green", "blue")}
+    count = about["shape"][2]
+    names = known.get(count) or tuple(str(number) for number in range(1, count + 1))
     show_table(
         [{"channel": c, **f} for c, f in zip(names, about["channels"], strict=True)], digits=4
     )

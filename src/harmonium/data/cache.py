@@ -27,7 +27,7 @@ import numpy.typing as npt
 from harmonium.core.errors import DataError, StoreError
 from harmonium.core.paths import home, make_folder
 from harmonium.core.progress import emit
-from harmonium.data.decoding.conversion import shaped
+from harmonium.data.decoding.conversion import Fit, shaped
 from harmonium.data.images import Images, Integers, Pixels, check_pixels
 
 FORMAT = 2
@@ -108,10 +108,11 @@ class Writer:
         size: int | None = None,
         channels: int | None = None,
         name: str = "",
+        fit: Fit = "cut",
     ) -> None:
         """Write into the empty `folder`; images are converted to `size` and `channels` if given."""
         self._folder, self._name = folder, name
-        self.size, self.channels = size, channels
+        self.size, self.channels, self.fit = size, channels, fit
         self.count = 0
         self.expected: int | None = None  # total images, if known beforehand; for the progress bar
         self._parts: dict[str, _Part] = {}
@@ -137,7 +138,8 @@ class Writer:
         for start in range(0, max(1, len(pixels)), step):
             rows = slice(start, start + step)
             piece = {name: column[rows] for name, column in (factors or {}).items()}
-            self._append(part, shaped(pixels[rows], self.size, self.channels), labels[rows], piece)
+            converted = shaped(pixels[rows], self.size, self.channels, self.fit)
+            self._append(part, converted, labels[rows], piece)
 
     def _append(
         self,
@@ -230,6 +232,7 @@ def decoded(
     *,
     size: int | None = None,
     channels: int | None = None,
+    fit: Fit = "cut",
 ) -> Stored:
     """The data set with this identity, from the cache or decoded now.
 
@@ -238,7 +241,8 @@ def decoded(
         identity: JSON values that determine the content.
         decode: writes all parts and returns the class names.
         size: side that every image is scaled to; None keeps the size.
-        channels: 1 or 3, to convert images to; None keeps them.
+        channels: 1 to 4, to convert images to; None keeps them.
+        fit: how images of another shape come to `size`.
     """
     key = _key(name, identity)
     stored = reopened(name, key)
@@ -246,7 +250,7 @@ def decoded(
         return stored
     folder = _folder(name, key)
     with building(folder, replace=folder.exists()) as temporary:
-        writer = Writer(temporary, size, channels, name)
+        writer = Writer(temporary, size, channels, name, fit)
         try:
             writer.classes = tuple(printable(name) for name in decode(writer))
             writer.names = {k: tuple(map(printable, v)) for k, v in writer.names.items()}

@@ -8,18 +8,21 @@ parts are implemented here, so that all methods see the same training, validatio
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
+import numpy.typing as npt
 
-from harmonium.core.errors import ConfigError, DataError, Key, undefined
+from harmonium.core.errors import ConfigError, DataError, Key, counted, undefined
 from harmonium.core.registry import Registry
 from harmonium.core.seeds import numpy_rng
 from harmonium.data.cache import Stored, Writer, decoded, digest_of, is_decoded, reopened
-from harmonium.data.images import UNKNOWN, Dataset, Integers
+from harmonium.data.decoding.conversion import Fit
+from harmonium.data.images import CHANNELS, GROUP, UNKNOWN, Dataset, Images, Integers
 from harmonium.data.labels import stratified
 
 MOST_SIDE = 4096  # pixels; larger values are taken for typing errors
@@ -43,9 +46,10 @@ class DataSpec:
     limit: int | None = None  # use only so many training images; None: all
     validation: float = 0.1  # share of the training images kept apart from the clients
     labelled: float = 0.0  # share kept apart with labels, for probes with few; at least 1 a class
-    size: int | None = None  # shorter side scaled to this, centre cut out as a square; None: as is
-    channels: int | None = None  # 3: colour, 1: grey; None: as the data are
+    size: int | None = None  # side of the square that every image becomes; None: as is
+    channels: int | None = None  # 3: colour, 1: grey, 2 and 4: as stored; None: as the data are
     seed: int = 0  # which images are held out
+    fit: Fit = "cut"  # to a square: cut the centre out, resize (stretch), or pad with black
 
     name: ClassVar[str] = ""
     about: ClassVar[About | None] = None
@@ -64,7 +68,12 @@ class DataSpec:
         """All parts as decoded, before anything is held out."""
         self.check()
         return decoded(
-            self.name, self._whole_identity(), self.decode, size=self.size, channels=self.channels
+            self.name,
+            self._whole_identity(),
+            self.decode,
+            size=self.size,
+            channels=self.channels,
+            fit=self.fit,
         )
 
     def is_decoded(self) -> bool:
@@ -72,7 +81,8 @@ class DataSpec:
         return is_decoded(self.name, self._whole_identity())
 
     def _whole_identity(self) -> dict[str, Any]:
-        return {"size": self.size, "channels": self.channels, **self.identity()}
+        fit = {} if self.size is None else changed(self, "fit")
+        return {"size": self.size, "channels": self.channels, **fit, **self.identity()}
 
     def check(self) -> None:
         """Raise an error for invalid settings, before anything is read."""
@@ -86,10 +96,13 @@ class DataSpec:
             raise ConfigError(
                 Key("data", "size"), f"={self.size}: between 1 and {MOST_SIDE} pixels"
             )
-        if self.channels not in (None, 1, 3):
+        if self.channels not in (None, *CHANNELS):
             raise ConfigError(
-                Key("data", "channels"), f"={self.channels}: use 1 (grey) or 3 (colour)"
+                Key("data", "channels"),
+                f"={self.channels}: use 1 (grey) or 3 (colour), or 2 or 4 where the data have them",
             )
+        if self.fit not in get_args(Fit):
+            raise ConfigError(Key("data", "fit"), f"={self.fit}: use cut, resize or pad")
 
     def missing(self) -> tuple[str, ...]:
         """What must be fetched before these images can be loaded, each with its command."""
@@ -118,19 +131,21 @@ class DataSpec:
     def _select(self, stored: Stored) -> Dataset:
         """Divide what was decoded into the parts of a data set, as the settings say."""
         parts = dict(stored.parts)
-        rows = np.arange(len(parts["train"]))
+        rows, notes = np.arange(len(parts["train"])), list(stored.notes)
+        groups = _groups(parts)
         rest, test = rows, parts.get("test")
         if test is None:
-            rest, held_out = self._hold_out("test", rows, self.test_share(), len(rows))
+            rest, held_out = self._hold_out("test", rows, self.test_share(), len(rows), groups)
             test = parts["train"].subset(held_out)
         share = 0.0 if "validation" in parts else self.validation
         base = len(rest) if self.limit is None else self.limit
         self._check_limit(share, len(rest))
-        order, validation_rows = self._hold_out("validation", rest, share, base)
+        order, validation_rows = self._hold_out("validation", rest, share, base, groups)
         chosen = order[:base]
         labelled_rows = chosen[:0]
         if self.labelled:
-            labelled_rows, chosen = self._keep_labelled(chosen, parts["train"].labels)
+            labels = parts["train"].labels
+            labelled_rows, chosen = self._keep_labelled(chosen, labels, groups, notes)
         if len(chosen) == 0:
             raise DataError(
                 f"no training image is left of the {len(rows)} of {self.name}: lower ",
@@ -151,7 +166,7 @@ class DataSpec:
             test=test,
             classes=stored.classes,
             digest=digest_of([stored.digest, *map(_sum, selected)]),
-            notes=stored.notes,
+            notes=tuple(notes),
             names=stored.names,
             labelled=parts.get("labelled") if labelled is None else labelled,
             key=stored.key,
@@ -169,15 +184,40 @@ class DataSpec:
         )
 
     def _hold_out(
-        self, purpose: str, rows: Integers, share: float, base: int
+        self, purpose: str, rows: Integers, share: float, base: int, groups: Integers | None
     ) -> tuple[Integers, Integers]:
-        """`rows` in random order, without and with the last round(share * base) of them."""
-        order = numpy_rng(self.seed, "data", purpose).permutation(rows)
-        cut = len(rows) - round(share * base)
-        return order[:cut], order[cut:]
+        """`rows` in random order, without and with the last round(share * base) of them.
 
-    def _keep_labelled(self, rows: Integers, labels: Integers) -> tuple[Integers, Integers]:
-        """The rows of the labelled part, the same share of every class, and all other rows."""
+        With `groups` whole groups are held out, of as many images as comes closest.
+        """
+        order = numpy_rng(self.seed, "data", purpose).permutation(rows)
+        wanted = round(share * base)
+        if groups is None:
+            cut = len(rows) - wanted
+            return order[:cut], order[cut:]
+        held_out = whole_groups(groups[order], wanted)
+        self._check_near(purpose, share, wanted, int(held_out.sum()), len(rows))
+        return order[~held_out], order[held_out]
+
+    def _check_near(self, part: str, share: float, wanted: int, found: int, count: int) -> None:
+        """Raise an error if groups are so large that a part is far from what its share says."""
+        if found < count and wanted / 2 <= found <= 2 * wanted:
+            return
+        fits = f"={found / count:.2g}, or " if found < count else "=0, or smaller groups, or "
+        raise DataError(
+            *(Key("data", part), f"={share:g} is {counted(wanted, 'image')} of {self.name}, but "),
+            f"groups are kept together and the nearest that they allow is {found} of {count}: ",
+            *("use ", Key("data", part), fits, "images of more groups"),
+        )
+
+    def _keep_labelled(
+        self, rows: Integers, labels: Integers, groups: Integers | None, notes: list[str]
+    ) -> tuple[Integers, Integers]:
+        """The rows of the labelled part, the same share of every class, and all other rows.
+
+        With `groups` these are whole groups, at least that share of every class. Their images
+        without a label are in neither.
+        """
         if not (labels[rows] != UNKNOWN).any():
             raise DataError(
                 Key("data", "labelled"),
@@ -185,7 +225,19 @@ class DataSpec:
             )
         rng = numpy_rng(self.seed, "data", "labelled")
         positions = stratified(labels[rows], self.labelled, rng)
-        return rows[positions], np.delete(rows, positions)
+        if groups is None:
+            return rows[positions], np.delete(rows, positions)
+        share = np.bincount(labels[rows][positions])
+        inside = covering_groups(groups[rows], labels[rows], share, rng)
+        known = inside & (labels[rows] != UNKNOWN)
+        found = int(known.sum())
+        self._check_near("labelled", self.labelled, len(positions), found, len(rows))
+        if lost := int(inside.sum()) - found:
+            notes.append(
+                f"{counted(lost, 'image')} without a label are left out: their groups are "
+                "in the labelled part"
+            )
+        return rows[known], rows[~inside]
 
 
 @dataclass(frozen=True)
@@ -206,6 +258,16 @@ class UnsplitSpec(DataSpec):
 
 datasets: Registry[DataSpec] = Registry("data set", "harmonium.data.sets", DataSpec)
 """Every data set by name."""
+
+
+def changed(spec: DataSpec, *names: str) -> dict[str, Any]:
+    """The settings with these names that are not at their defaults.
+
+    Settings added later are part of an identity only where they are set, so that what earlier
+    versions decoded stays in use.
+    """
+    defaults = {field.name: field.default for field in fields(spec)}
+    return {name: v for name in names if (v := getattr(spec, name)) != defaults[name]}
 
 
 def check_share(setting: str, value: float) -> None:
@@ -241,6 +303,82 @@ def check_is_file(name: str, path: str) -> None:
 def no_labels(count: int) -> Integers:
     """Labels of `count` images whose classes are unknown."""
     return np.full(count, UNKNOWN, np.int64)
+
+
+# ---- groups --------------------------------------------------------------------------------------
+
+
+def _groups(parts: Mapping[str, Images]) -> Integers | None:
+    """The group of each training image, if there are any; an image of none has its own.
+
+    Raises DataError if a group has images in two parts.
+    """
+    columns = {
+        name: images.factors[GROUP] for name, images in parts.items() if GROUP in images.factors
+    }
+    for one, other in itertools.combinations(columns, 2):
+        both = np.intersect1d(columns[one], columns[other])
+        if both := int((both != UNKNOWN).sum()):
+            raise DataError(
+                f"{counted(both, 'group')} with images in the {one} part have some in the {other} "
+                "part too: keep every group in one part, or set ",
+                *(Key("data", "group_column"), "=none to keep no groups together"),
+            )
+    column = columns.get("train")
+    return None if column is None or (column == UNKNOWN).all() else own_groups(column)
+
+
+def own_groups(column: Integers) -> Integers:
+    """The groups numbered from 0, with a group for each image that has none.
+
+    >>> own_groups(np.array([7, -1, 7, 2, -1])).tolist()
+    [3, 0, 3, 2, 1]
+    """
+    alone = np.flatnonzero(column == UNKNOWN)
+    distinct = column.astype(np.int64, copy=True)
+    distinct[alone] = np.arange(len(alone)) - len(alone) + min(0, int(column.min(initial=0)))
+    return np.unique(distinct, return_inverse=True)[1].astype(np.int64)
+
+
+def whole_groups(groups: Integers, wanted: int) -> npt.NDArray[np.bool_]:
+    """Which images belong to the groups that are taken to have about `wanted` of them.
+
+    Groups are taken from the end of the images' order while they fit; then the one that brings the
+    number nearest, if any does.
+
+    >>> whole_groups(np.array([0, 1, 1, 2, 2, 2]), 4).tolist()
+    [True, False, False, True, True, True]
+    """
+    sizes = np.bincount(groups)
+    taken, total = np.zeros(len(sizes), bool), 0
+    for group in dict.fromkeys(groups[::-1].tolist()):
+        if total + sizes[group] <= wanted:
+            taken[group], total = True, total + int(sizes[group])
+    left = np.flatnonzero(~taken)
+    if len(left):
+        best = left[sizes[left].argmin()]
+        if abs(total + sizes[best] - wanted) < wanted - total or (wanted and not total):
+            taken[best] = True
+    return taken[groups]
+
+
+def covering_groups(
+    groups: Integers, labels: Integers, share: Integers, rng: np.random.Generator
+) -> npt.NDArray[np.bool_]:
+    """Which images belong to groups, drawn at random, that have `share` images of every class."""
+    missing = share.astype(np.int64, copy=True)
+    order = np.argsort(groups, kind="stable")
+    members = np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
+    inside = np.zeros(len(groups), bool)
+    for place in rng.permutation(len(members)):
+        own = labels[members[place]]
+        has = np.bincount(own[own != UNKNOWN], minlength=len(missing))
+        if (np.minimum(has[: len(missing)], missing) > 0).any():
+            inside[members[place]] = True
+            missing = np.maximum(missing - has[: len(missing)], 0)
+        if not missing.any():
+            break
+    return inside
 
 
 def _sum(rows: Integers) -> str:

@@ -15,6 +15,12 @@ from harmonium.core.errors import DataError
 Pixels = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
 
+CHANNELS = (1, 2, 3, 4)
+"""How many channels images may have: grey, colour, and others as they are stored."""
+
+GROUP = "group"
+"""The column of groups, such as patients, whose images are kept together; -1 is no group."""
+
 UNKNOWN = -1
 """The label of an image whose class is unknown."""
 
@@ -28,7 +34,7 @@ class Images:
     (4, True, [1, 0])
     """
 
-    pixels: Pixels  # (n, height, width, channels), channels 1 or 3
+    pixels: Pixels  # (n, height, width, channels), 1 to 4 channels
     labels: Integers  # (n,), -1 where unknown
     factors: Mapping[str, Integers] = field(default_factory=dict)  # further columns, each (n,)
 
@@ -137,16 +143,16 @@ class Dataset:
 
 
 def check_pixels(pixels: npt.NDArray[Any], what: str) -> None:
-    """Raise an error unless pixels are uint8 (n, height, width, 1 or 3)."""
+    """Raise an error unless pixels are uint8 (n, height, width, 1 to 4)."""
     if pixels.dtype != np.uint8:
         raise DataError(
             f"{what} are {pixels.dtype}, but images are uint8 from 0 to 255: convert them first, "
             "e.g. (x * 255).round().astype('uint8') where x lies between 0 and 1"
         )
-    if pixels.ndim != 4 or pixels.shape[3] not in (1, 3):
+    if pixels.ndim != 4 or pixels.shape[3] not in CHANNELS:
         raise DataError(
             f"{what} have shape {pixels.shape}, but should be (n, height, width, channels) "
-            "with 1 or 3 channels"
+            "with 1 to 4 channels"
         )
 
 

@@ -14,6 +14,7 @@ from harmonium.data.cache import Writer, decoded
 from harmonium.data.images import Dataset, Pixels
 from harmonium.data.partition import Split
 
+BILINEAR = Image.Resampling.BILINEAR
 CHUNK = 4096  # images rotated at once
 
 
@@ -57,7 +58,8 @@ def turned(pixels: Pixels, degrees: npt.NDArray[np.float32]) -> Pixels:
     """
     rotated = np.empty_like(pixels)
     for row, (array, angle) in enumerate(zip(pixels, degrees, strict=True)):
-        image = Image.fromarray(array[..., 0] if array.shape[2] == 1 else array)
-        image = image.rotate(float(angle), Image.Resampling.BILINEAR)
-        rotated[row] = np.asarray(image).reshape(array.shape)
+        # Each channel by itself but for RGB: Pillow would weight colours by the last of 2 or 4.
+        planes = [array] if array.shape[2] == 3 else np.ascontiguousarray(array.transpose(2, 0, 1))
+        images = [Image.fromarray(plane).rotate(float(angle), BILINEAR) for plane in planes]
+        rotated[row] = np.dstack([np.asarray(image) for image in images])
     return rotated

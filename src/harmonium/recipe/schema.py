@@ -65,8 +65,18 @@ SUPPLIED = tuple(field.name for field in fields(Method))  # set by other section
 # Settings added after version 0.2.0, with defaults under which a run has the same bits as before
 # there were such settings. With its default a setting is no part of the digest, so that runs and
 # studies of earlier versions keep theirs and can go on.
+_ADDED_TO_DATA = {
+    "fit": "cut",
+    "window": None,
+    "percentiles": None,
+    "frames": "all",
+    "group": None,
+    "group_column": "group",
+}
 ADDED: Mapping[str, Mapping[str, Any]] = {
-    "local": {"max_steps": None, "precision": "fp32", "compile": False}
+    "local": {"max_steps": None, "precision": "fp32", "compile": False},
+    "data": _ADDED_TO_DATA,
+    "public": _ADDED_TO_DATA,
 }
 
 
@@ -416,8 +426,9 @@ class Recipe(BaseModel):
             tree["init"] = self.init.digest
         tree["views"] = plain(self.views.build().pipelines)  # a preset only names pipelines
         for section, defaults in ADDED.items():
-            new = {key for key, value in defaults.items() if tree[section][key] == value}
-            tree[section] = {key: v for key, v in tree[section].items() if key not in new}
+            if given := tree[section]:
+                same = (key for key in defaults if key in given and given[key] == defaults[key])
+                tree[section] = {key: given[key] for key in given.keys() - same}
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
     def changed(self, **sections: Any) -> Recipe:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harmonium.report.figure import COLOURS, INK, headline, saved_figure
+from harmonium.report.figure import COLOURS, INK, displayed, headline, saved_figure
 
 FRAME = 0.07  # width of a frame, as a fraction of an image's side
 ACROSS = 2  # sheets side by side
@@ -73,7 +73,7 @@ def mosaic(sheet: ContactSheet) -> np.ndarray:
                 colour = _colour(bool(sheet.same_class[row, column]))
                 canvas[top : top + tall, left : left + broad] = colour
             inner = canvas[top + frame : top + frame + height, left + frame : left + frame + width]
-            inner[:] = sheet.pixels[row, column]  # one channel fills all three
+            inner[:] = displayed(sheet.pixels[row, column])  # one channel fills all three
     return canvas
 
 

@@ -196,6 +196,11 @@ def dress(axes: Any, xlabel: str, ylabel: str) -> None:
     axes.set_ylabel(ylabel, fontsize=10, color=INK)
 
 
+def displayed(pixels: Any) -> Any:
+    """Images (..., channels) as they are drawn: of 4 channels the first three, of 2 the first."""
+    return pixels[..., : {2: 1, 4: 3}.get(pixels.shape[-1])]
+
+
 def whole_numbers(axes: Any) -> None:
     """Rounds and clients are counted, so no ticks between whole numbers."""
     from matplotlib.ticker import MaxNLocator

@@ -11,7 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from harmonium.core.errors import ConfigError
-from harmonium.report.figure import INK, PALE, WIDTH, dress, headline, saved_figure, whole_numbers
+from harmonium.report.figure import (
+    INK,
+    PALE,
+    WIDTH,
+    displayed,
+    dress,
+    headline,
+    saved_figure,
+    whole_numbers,
+)
 
 Counts = npt.NDArray[np.int64]
 
@@ -91,7 +100,7 @@ def contact_sheet(
 
     Args:
         path: the file, `.png`, `.pdf` or `.svg`.
-        rows: names and images `(n, height, width, 1 or 3)`; rows may differ in length.
+        rows: names and images `(n, height, width, channels)`; rows may differ in length.
         title: what the plot shows.
         note: text below, e.g. what is left out.
     """
@@ -102,7 +111,8 @@ def contact_sheet(
     for down, (_, images) in enumerate(rows):
         for right, image in enumerate(images):
             top, left = down * (tall + gap), right * (wide + gap)
-            sheet[top : top + tall, left : left + wide] = image  # grey spreads over three channels
+            # Grey spreads over three channels.
+            sheet[top : top + tall, left : left + wide] = displayed(image)
     sheet = sheet[: -gap or None, : -gap or None]
     names = [_short(name) for name, _ in rows]
     beside = 0.2 + 0.085 * max(map(len, names))  # inches for the names

@@ -26,6 +26,8 @@ from harmonium.core.settings import choose, plain
 from harmonium.data.augment.checks import for_channels, normalise
 from harmonium.data.augment.views import plain as plain_images
 from harmonium.data.cache import printable
+from harmonium.data.datasets import DataSpec
+from harmonium.data.decoding.conversion import RESIZED, Fit, Levels
 from harmonium.data.decoding.image_files import ENDINGS, is_image_file
 from harmonium.data.decoding.in_memory import (
     Layout,
@@ -58,7 +60,9 @@ class LoadedEncoder(nn.Module):
 
     Attributes:
         size: height and width of the images it was trained on; others are resized to it.
-        channels: 1 (grey) or 3 (colour).
+        channels: 1 (grey) or 3 (colour); 2 or 4 as its training images had them.
+        fit: how images of another shape come to `size`: cut, resize or pad.
+        levels: how values of more than 8 bits become bytes.
         features: length of a feature vector.
         whitening: the whitening of its features, if it was loaded with `whiten`; else none.
         mean: subtracted from values between 0 and 1; one number or one for each channel.
@@ -94,7 +98,9 @@ class LoadedEncoder(nn.Module):
         self.channels: int = about["channels"]
         self.whitening = whitening
         self.features: int = whitening.directions if whitening else about["features"]
-        self.depth: int = about.get("depth", 16)  # bits that 16-bit grey images use
+        self.fit: Fit = about.get("fit", "cut")
+        how = {"depth": 16, "window": None, "percentiles": None}
+        self.levels = Levels(**{key: about.get(key, usual) for key, usual in how.items()})
         self.method, self.data, self.recipe = about["method"], about["data"], about["recipe"]
 
     def __repr__(self) -> str:
@@ -139,11 +145,12 @@ class LoadedEncoder(nn.Module):
             return self._scaled(torch.as_tensor(images), layout)
         shape = (*self.size, self.channels)
         if isinstance(images, Tensor) and images.dtype == torch.uint8:
-            pixels = channels_last(images, layout, "images", LAYOUT)
+            pixels = channels_last(images, layout, "images", LAYOUT, self.channels)
             if tuple(pixels.shape[1:]) == shape:  # stays where it is, e.g. on a GPU
                 return plain_images(pixels.contiguous(), self.mean, self.std, self._side)
         # Copied into contiguous memory, because kernels depend on strides and round differently.
-        array = np.array(read_images(images, shape, layout, self.strict, self.depth), order="C")
+        read = read_images(images, shape, layout, self.strict, self.levels, self.fit)
+        array = np.array(read, order="C")
         return plain_images(torch.from_numpy(array), self.mean, self.std, self._side)
 
     def _scaled(self, images: Tensor, layout: Layout | None) -> Tensor:
@@ -153,7 +160,7 @@ class LoadedEncoder(nn.Module):
                 f"images are a {kind(images)}, but should be uint8 from 0 to 255: convert them, or "
                 "give their range, e.g. load_encoder(..., value_range=(0, 1))"
             )
-        pixels = channels_last(images, layout, "images", LAYOUT).float()
+        pixels = channels_last(images, layout, "images", LAYOUT, self.channels).float()
         side = (self._side, self._side) if self._side else self.size
         if tuple(pixels.shape[1:]) != (*side, self.channels):
             raise DataError(
@@ -180,7 +187,7 @@ class LoadedEncoder(nn.Module):
         Args:
             images: what `forward` takes, of any length; also a memory-mapped array, an iterable of
                 single images, a folder of image files (sorted by path, subfolders included), or a
-                list of files.
+                list of files. A DICOM file has a row for each frame that training would have used.
             batch: how many images are in memory at once.
 
         Returns:
@@ -205,7 +212,7 @@ class LoadedEncoder(nn.Module):
         if isinstance(images, list | tuple) and images and isinstance(images[0], str | Path):
             yield from ((some, "NHWC") for some in self._decoded(images, batch))
         elif is_array(images):
-            pixels = channels_last(images, self.layout, "images", LAYOUT)
+            pixels = channels_last(images, self.layout, "images", LAYOUT, self.channels)
             for start in range(0, len(pixels), batch):
                 yield pixels[start : start + batch], "NHWC"
         elif hasattr(images, "__iter__"):  # a PIL image is no iterable
@@ -215,15 +222,27 @@ class LoadedEncoder(nn.Module):
         else:
             yield images, self.layout
 
+    def order(self) -> Order:
+        """How image files are decoded, as those of training were."""
+        return Order(
+            size=None if self.strict else self.size,
+            channels=self.channels,
+            fit=self.fit,
+            frames=self.about.get("frames", "all"),
+            **self.levels._asdict(),
+        )
+
     def _decoded(self, paths: Sequence[str | Path], batch: int) -> Iterator[Pixels]:
         """The pixels of image files, decoded as a data set's are, in processes of their own."""
-        size = None if self.strict else self.size
-        order = Order(size=size, channels=self.channels, depth=self.depth)
-        rest, decoded = iter(paths), list[Pixels]()
+        order, decoded = self.order(), list[Pixels]()
         with Decoders() as decoders:
-            for answers in decoders.run([str(path) for path in paths], order, DECODED):
+            files = decoders.sources([str(path) for path in paths], order.frames)
+            sources = [source for some in files for source in some]
+            rest = iter(sources)
+            for answers in decoders.run(sources, order, DECODED):
                 for answer in answers:
-                    file = printable(str(next(rest)))
+                    source = next(rest)
+                    file = printable(source if isinstance(source, str) else source[0])
                     if answer.error or answer.pixels is None:
                         raise DataError(f"{file} cannot be read: {answer.error}")
                     check_strict(self.strict, answer.pixels.shape, (*self.size, self.channels))
@@ -255,6 +274,7 @@ def save_encoder(
     data: str,
     shape: tuple[int, int, int],
     whitening: Whitening | None = None,
+    reading: DataSpec | None = None,
 ) -> str:
     """Write an encoder with all that `load_encoder` needs.
 
@@ -266,6 +286,7 @@ def save_encoder(
         data: the name of the data.
         shape: height, width and channels of the images before any view.
         whitening: of its features, where the run has fitted one.
+        reading: the settings by which images were read, if not those of the recipe's data.
 
     Returns:
         The SHA-256 of the file.
@@ -279,8 +300,7 @@ def save_encoder(
         "channels": method.world.channels,
         "side": method.world.side,
         "size": shape[:2],
-        "resize": "bicubic, scaled to cover, centre cut out",
-        "depth": getattr(recipe.data, "depth", 16),
+        **preprocessing(reading or recipe.data),
         "features": method.encoder.features_for(method.world.channels, method.world.side),
         "prepare": {**prepare, "size": view.size},
         "data": data,
@@ -295,6 +315,30 @@ def save_encoder(
     about = json.loads(json.dumps(about))  # as it will be read
     metadata = json.dumps({**about, files.SEAL: seal_of(weights, about)})
     return files.write_atomic(path, safetensors.torch.save(weights, {"harmonium": metadata}))
+
+
+def preprocessing(data: DataSpec) -> dict[str, Any]:
+    """How images become uint8 of one shape, from a data set's settings, as plain values.
+
+    These keys of an encoder's metadata say all that is needed to prepare other images alike, with
+    `size`, `channels` and `prepare`:
+
+    - `fit`: cut, resize or pad; `resize` is the same in words;
+    - `window`: centre and width for images of more than 8 bits, or null;
+    - `percentiles`: two percentiles of each such image that become black and white, or null;
+    - `depth`: where both are null, bits that 16-bit grey uses; DICOM files then go by their own
+      window, or by all of their stored bits;
+    - `frames`: which frames of a DICOM file are images.
+    """
+    window, percentiles = (getattr(data, name, None) for name in ("window", "percentiles"))
+    return {
+        "fit": data.fit,
+        "resize": RESIZED[data.fit],
+        "depth": getattr(data, "depth", 16),
+        "window": plain(window),
+        "percentiles": plain(percentiles),
+        "frames": getattr(data, "frames", "all"),
+    }
 
 
 class HasFolder(Protocol):
@@ -401,6 +445,8 @@ def _checked_about(about: dict[str, Any]) -> dict[str, Any]:
     for number in (about["channels"], *sides):
         if type(number) is not int or not 1 <= number <= LARGEST:
             raise ValueError(f"images cannot have {number} pixels or channels")
+    if about.get("fit", "cut") not in RESIZED:
+        raise ValueError(f"images cannot be fitted by {about['fit']!r}")
     return about
 
 

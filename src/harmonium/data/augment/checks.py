@@ -10,6 +10,7 @@ from torch import Tensor
 
 from harmonium.core.devices import constant
 from harmonium.core.errors import ConfigError, DataError
+from harmonium.data.images import CHANNELS
 
 
 def within(name: str, value: Any, least: float, greatest: float, whole: bool = False) -> None:
@@ -37,9 +38,9 @@ def check_normalisation(mean: Any, std: Any) -> None:
         numbers = isinstance(value, tuple) and all(
             isinstance(number, int | float) for number in value
         )
-        if not numbers or len(value) not in (1, 3):
+        if not numbers or len(value) not in CHANNELS:
             raise ConfigError(
-                f"views.{name} is {value!r}: give 1 or 3 numbers, or none for both mean and std"
+                f"views.{name} is {value!r}: give 1 to 4 numbers, or none for both mean and std"
             )
     if min(std) <= 0:
         raise ConfigError(f"views.std is {std!r}: give numbers above 0")
@@ -48,16 +49,21 @@ def check_normalisation(mean: Any, std: Any) -> None:
 def check_pixels(pixels: Tensor) -> tuple[int, int, int, int]:
     """The shape of a batch of images; raises DataError unless it is a uint8 batch."""
     shape = tuple(pixels.shape)
-    if pixels.dtype != torch.uint8 or len(shape) != 4 or shape[3] not in (1, 3) or 0 in shape[1:3]:
+    if (
+        pixels.dtype != torch.uint8
+        or len(shape) != 4
+        or shape[3] not in CHANNELS
+        or 0 in shape[1:3]
+    ):
         raise DataError(
             f"images are {pixels.dtype} of shape {shape}: views need torch.uint8 of shape "
-            "(n, height, width, channels) with 1 or 3 channels"
+            "(n, height, width, channels) with 1 to 4 channels"
         )
     return shape
 
 
 def for_channels(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """The numbers of `mean` or `std` for images of 1 or 3 channels; grey takes colour's mean.
+    """The numbers of `mean` or `std` for images of so many channels; others take their mean.
 
     >>> for_channels((0.25, 0.5, 0.75), 1), for_channels((0.5,), 3)
     ((0.5,), (0.5,))

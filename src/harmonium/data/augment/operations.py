@@ -184,8 +184,10 @@ def mixed(planes: Tensor, weights: tuple[float, ...]) -> Tensor:
 
 
 def luma(planes: Tensor) -> Tensor:
-    """Perceived brightness of planes, `(n, height, width)`."""
-    return planes[0] if planes.shape[0] == 1 else mixed(planes, LUMA)
+    """Perceived brightness of planes, `(n, height, width)`; the mean of 2 or 4 channels."""
+    if planes.shape[0] == 3:
+        return mixed(planes, LUMA)
+    return planes[0] if planes.shape[0] == 1 else planes.mean(0)
 
 
 def adjust(planes: Tensor, shares: Tensor) -> None:
@@ -248,7 +250,7 @@ def recolour(planes: Tensor, matrices: Tensor, mean_share: Tensor) -> Tensor:
     """All colour changes at once: one 3 x 3 matrix per image and a share of its mean luma.
 
     Args:
-        planes: `(channels, n, height, width)`; a single channel takes the brightness alone.
+        planes: `(channels, n, height, width)`; other than 3 channels take the brightness alone.
         matrices: `(to, from, n, 1, 1)`.
         mean_share: `(n, 1, 1)`.
 
@@ -256,9 +258,10 @@ def recolour(planes: Tensor, matrices: Tensor, mean_share: Tensor) -> Tensor:
         Planes of the same shape, clamped to [0, 1].
     """
     means = planes.mean((2, 3))  # (channels, n)
-    if planes.shape[0] == 1:
+    if planes.shape[0] != 3:
         gain = matrices[0].sum(0)
-        changed = (planes * gain).add_(mean_share * means[0, :, None, None])
+        light = means[0] if planes.shape[0] == 1 else means.mean(0)
+        changed = (planes * gain).add_(mean_share * light[:, None, None])
     else:
         light = constant(LUMA, planes.device) @ means
         changed = (planes[0] * matrices[:, 0]).add_(mean_share * light[:, None, None])

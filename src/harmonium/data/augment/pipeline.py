@@ -65,9 +65,9 @@ class View:
     jitter: float = 0.8  # probability of changing the colours
     brightness: float = 0.4  # factor within 1 -+ this
     contrast: float = 0.4  # factor within 1 -+ this, about the mean luma of the crop
-    saturation: float = 0.4  # factor within 1 -+ this; no effect on grey images
-    hue: float = 0.1  # greatest shift in turns, at most 0.5; no effect on grey images
-    gray: float = 0.2  # probability of dropping the colours
+    saturation: float = 0.4  # factor within 1 -+ this; acts on images of 3 channels only
+    hue: float = 0.1  # greatest shift in turns, at most 0.5; acts on images of 3 channels only
+    gray: float = 0.2  # probability of dropping the colours, of images of 3 channels
     blur: float = 0.0  # probability of a Gaussian blur
     blur_sigma: tuple[float, float] = (0.1, 2.0)  # least and greatest, in pixels
     blur_kernel: int = 0  # odd width in pixels; 0 is a tenth of the side, at least 3
@@ -115,7 +115,7 @@ class View:
         """One random view of every image.
 
         Args:
-            pixels: uint8 `(n, height, width, channels)`, 1 or 3 channels.
+            pixels: uint8 `(n, height, width, channels)`, 1 to 4 channels.
             rng: the only source of chance; how much is drawn depends on n and the settings alone.
 
         Returns:
@@ -179,7 +179,7 @@ class View:
         }
 
     def _strengths(self, channels: int) -> tuple[float, float, float, float]:
-        """Brightness, contrast, saturation, hue; a grey image has no colour to change."""
+        """Brightness, contrast, saturation, hue; only images of 3 channels have colours."""
         colour = (self.saturation, self.hue) if channels == 3 else (0.0, 0.0)
         return (self.brightness, self.contrast, *colour)
 

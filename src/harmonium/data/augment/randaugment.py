@@ -130,6 +130,8 @@ def brightness(planes: Tensor, strength: float, signs: Tensor) -> Tensor:
 
 def colour(planes: Tensor, strength: float, signs: Tensor) -> Tensor:
     """From or towards grey; an image without colours keeps its bytes."""
+    if planes.shape[0] != 3:
+        return planes.clone()
     return _blend(planes, ops.luma(planes).round(), strength, signs)
 
 

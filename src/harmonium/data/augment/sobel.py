@@ -23,7 +23,7 @@ def sobel(pixels: Tensor, of: Edges = "luminance") -> Tensor:
     whole numbers.
 
     Args:
-        pixels: uint8 `(n, height, width, channels)`, 1 or 3 channels.
+        pixels: uint8 `(n, height, width, channels)`, 1 to 4 channels.
         of: luminance gives all channels the same edges; channels computes them for each channel and
             divides by the maximum of all.
 
@@ -36,6 +36,8 @@ def sobel(pixels: Tensor, of: Edges = "luminance") -> Tensor:
     if of == "luminance" and planes.shape[1] == 3:
         red, green, blue = planes.chunk(3, dim=1)
         planes = _LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue
+    elif of == "luminance":
+        planes = planes.sum(1, keepdim=True)
     padded = functional.pad(planes, (1, 1, 1, 1), mode="replicate")
     across = _smoothed(padded[..., 2:] - padded[..., :-2], dim=2)
     down = _smoothed(padded[..., 2:, :] - padded[..., :-2, :], dim=3)

@@ -3,35 +3,38 @@
 Every such data set lists its files; `write_images` decodes them. Where sizes or modes must agree,
 all headers are read first, so that one error names every file with a problem before a run begins.
 Transparent pixels become white, 16-bit grey becomes 8-bit, the EXIF orientation is applied, and
-only the first frame of an animation is read.
+only the first frame of an animation is read. Every frame of a DICOM file is an image.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from harmonium.core.errors import ConfigError, DataError, Key
+from harmonium.core.settings import shown
 from harmonium.data.cache import Writer, digest_of, printable
-from harmonium.data.datasets import DataSpec
-from harmonium.data.decoding.pool import Decoders
-from harmonium.data.decoding.worker import Answer, Order
-from harmonium.data.images import UNKNOWN
+from harmonium.data.datasets import DataSpec, UnsplitSpec, changed
+from harmonium.data.decoding import dicom
+from harmonium.data.decoding.pool import HEADS, Decoders
+from harmonium.data.decoding.worker import Answer, Frames, Order, Source
+from harmonium.data.images import GROUP, UNKNOWN
 from harmonium.data.published_datasets import Published
 
 ENDINGS = (
     *(".bmp", ".gif", ".jpeg", ".jpg", ".pgm"),
     *(".png", ".ppm", ".tif", ".tiff", ".webp"),
+    *dicom.ENDINGS,
 )
 NAMED = 5  # files that a message names; the others are counted
 BROKEN = 20  # the same for files that cannot be read
-HEADS = 256  # files whose headers are read at once
 CHUNK, CHUNK_BYTES = 16, 8 << 20  # images and bytes decoded at once, at most
 
 
@@ -42,6 +45,12 @@ class ImageFile(NamedTuple):
     name: str  # what messages call it
     label: int = UNKNOWN
     factors: Mapping[str, int] = {}  # the same columns for all images
+    frame: int | None = None  # of a DICOM file with several
+
+    @property
+    def source(self) -> Source:
+        """What decoders read."""
+        return str(self.path) if self.frame is None else (str(self.path), self.frame)
 
 
 @dataclass(frozen=True)
@@ -64,9 +73,60 @@ class ImageFileSpec(DataSpec):
                 Key("data", "depth"), f"={self.depth}: between 8 and 16 bits, e.g. 12"
             )
 
-    def handling(self) -> dict[str, str | int]:
+    def handling(self) -> dict[str, Any]:
         """The settings that say how files are read, which are part of `identity`."""
         return {"corrupt": self.corrupt, "mixed": self.mixed, "depth": self.depth}
+
+    def order(self, channels: int) -> Order:
+        """How the files are decoded."""
+        return Order(size=self.size, channels=channels, depth=self.depth, fit=self.fit)
+
+
+@dataclass(frozen=True)
+class OwnFilesSpec(ImageFileSpec, UnsplitSpec):
+    """Settings of image files of the user's own, which may be DICOM."""
+
+    window: tuple[float, float] | None = None  # centre and width, of DICOM and 16-bit grey
+    percentiles: tuple[float, float] | None = None  # instead: of each image, e.g. [1, 99]
+    frames: Frames = "all"  # of DICOM files with several: every frame an image, or one of them
+    group: Literal["folder", "patient"] | None = None  # images kept together: see docs/data.md
+
+    def check(self) -> None:
+        """Check the window and the percentiles too."""
+        super().check()
+        check_levels(self.window, self.percentiles)
+        if self.frames not in get_args(Frames):
+            raise ConfigError(Key("data", "frames"), f"={self.frames}: use all, first or middle")
+        if self.group not in (None, "folder", "patient"):
+            raise ConfigError(Key("data", "group"), f"={self.group}: use folder or patient")
+
+    def handling(self) -> dict[str, Any]:
+        """The settings that say how files are read."""
+        return super().handling() | changed(self, "window", "percentiles", "frames", "group")
+
+    def order(self, channels: int) -> Order:
+        """How the files are decoded; patients are told apart by a key that is never stored."""
+        how = super().order(channels)._replace(window=self.window, percentiles=self.percentiles)
+        key = secrets.token_hex(32) if self.group == "patient" else ""
+        return how._replace(frames=self.frames, key=key)
+
+
+def check_levels(window: Any, percentiles: Any) -> None:
+    """Refuse a window without width, percentiles out of order, and both at once."""
+    if window is not None and not window[1] >= 1:
+        raise ConfigError(
+            Key("data", "window"), f"={shown(window)}: give centre and width, e.g. [40, 400]"
+        )
+    if percentiles is not None and not 0 <= percentiles[0] < percentiles[1] <= 100:
+        raise ConfigError(
+            Key("data", "percentiles"),
+            f"={shown(percentiles)}: give two numbers from 0 to 100, e.g. [1, 99]",
+        )
+    if window is not None and percentiles is not None:
+        raise ConfigError(
+            *(Key("data", "window"), " and ", Key("data", "percentiles")),
+            " exclude each other: leave one out",
+        )
 
 
 @dataclass(frozen=True)
@@ -116,8 +176,9 @@ def _walk(root: Path) -> Iterator[Path]:
 
 def is_image_file(path: Path) -> bool:
     """Whether a path looks like an image file; pipes and hidden files do not."""
-    hidden = path.name.startswith(".")
-    return not hidden and path.suffix.lower() in ENDINGS and path.is_file()
+    if path.name.startswith(".") or not path.is_file():
+        return False
+    return path.suffix.lower() in ENDINGS or dicom.is_dicom(path)
 
 
 def unread(root: Path) -> str:
@@ -125,17 +186,17 @@ def unread(root: Path) -> str:
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for name in ("a.png", "b.dcm", "c.DCM", "notes"):
+    ...     for name in ("a.png", "b.dcm", "c.nii", "d.NII", "notes"):
     ...         _ = Path(folder, name).write_text("")
     ...     unread(Path(folder))
-    '2 .dcm, 1 without an ending'
+    '2 .nii, 1 without an ending'
     """
     endings = Counter[str]()
-    for _, subfolders, files in os.walk(root):
+    for folder, subfolders, files in os.walk(root):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         for name in files:
             ending = Path(name).suffix.lower()
-            if not name.startswith(".") and ending not in ENDINGS:
+            if not name.startswith(".") and not is_image_file(Path(folder, name)):
                 endings[printable(ending) or "without an ending"] += 1
     commonest = endings.most_common(NAMED)
     kinds = [f"{count} {ending}" for ending, count in commonest]
@@ -219,15 +280,31 @@ class _Task:
     count: int
     bad: list[tuple[ImageFile, str]] = field(default_factory=list)  # unreadable, with the reason
     kinds: dict[str, list[ImageFile]] = field(default_factory=dict)  # files written, by image kind
+    groups: dict[str, int] = field(default_factory=dict)  # number of each patient, by hash
 
     def run(self, files: Mapping[str, Sequence[ImageFile]], workers: int | None) -> None:
         rows = [(part, file) for part, some in files.items() for file in some]
         with Decoders(workers) as decoders:
+            rows = self._framed(rows, decoders)
             shape = None
             if self.spec.size is None or self.spec.mixed != "convert":
                 rows, shape = self._sift(rows, decoders)
             self._decode(rows, shape, decoders)
         self._report()
+
+    def _framed(
+        self, rows: list[tuple[str, ImageFile]], decoders: Decoders
+    ) -> list[tuple[str, ImageFile]]:
+        """A row for each image: a file may have several frames."""
+        frames = getattr(self.spec, "frames", "first")
+        sources = decoders.sources([str(file.path) for _, file in rows], frames)
+        framed = [
+            (part, file if isinstance(source, str) else _frame_of(file, source[1]))
+            for (part, file), some in zip(rows, sources, strict=True)
+            for source in some
+        ]
+        self.count = self.writer.expected = len(framed)
+        return framed
 
     @property
     def channels(self) -> int:
@@ -264,9 +341,10 @@ class _Task:
 
     def _read_heads(self, rows: list[tuple[str, ImageFile]], decoders: Decoders) -> list[_Headed]:
         """The files whose headers can be read, with them; the others are added to `bad`."""
-        paths = [str(file.path) for _, file in rows]
+        paths = list(dict.fromkeys(str(file.path) for _, file in rows))
         heads = [head for some in decoders.run(paths, Order(head=True), HEADS) for head in some]
-        pairs = list(zip(rows, heads, strict=True))
+        of = dict(zip(paths, heads, strict=True))
+        pairs = [((part, file), of[str(file.path)]) for part, file in rows]
         self.bad += [(file, head.error) for (_, file), head in pairs if head.error]
         return [(row, head) for row, head in pairs if not head.error]
 
@@ -317,9 +395,8 @@ class _Task:
         side = self.spec.size
         area = side * side if side else shape[0] * shape[1] if shape else 1
         chunk = max(1, min(CHUNK, CHUNK_BYTES // (area * self.channels)))
-        order = Order(size=side, channels=self.channels, depth=self.spec.depth)
-        start = 0
-        for answers in decoders.run([str(file.path) for _, file in rows], order, chunk):
+        order, start = self.spec.order(self.channels), 0
+        for answers in decoders.run([file.source for _, file in rows], order, chunk):
             self._write(rows[start : start + len(answers)], answers, shape)
             start += len(answers)
 
@@ -345,7 +422,13 @@ class _Task:
                 name: np.array([file.factors[name] for file, _ in pairs], np.int64)
                 for name in pairs[0][0].factors
             }
+            if getattr(self.spec, "group", None) == "patient":
+                factors[GROUP] = np.array([self._number(answer.group) for _, answer in pairs])
             self.writer.append(part, pixels, labels, factors)
+
+    def _number(self, group: str) -> int:
+        """The number of a patient, in the order in which files are read; -1: not known."""
+        return self.groups.setdefault(group, len(self.groups)) if group else UNKNOWN
 
     # ---- afterwards ----
 
@@ -361,12 +444,20 @@ class _Task:
             if len(self.bad) == self.count:
                 raise DataError(self._unreadable())
             self.writer.notes.append(f"left out: {self._unreadable()}")
-        if wide := len(self.kinds.get("16-bit grey", ())):
+        order = self.spec.order(self.channels)
+        ranged = order.window is not None or order.percentiles is not None
+        if (wide := len(self.kinds.get("16-bit grey", ()))) and not ranged:
             self.writer.notes.append(
                 f"{wide} of {self.count} images have 16-bit grey, read as data.depth="
                 f"{self.spec.depth} bits: set it lower if they use fewer bits, e.g. 12"
             )
-        native = "grey" if self.channels == 1 else "colour"
+        if "CMYK" in self.kinds and self.channels == 4 and len(self.kinds) > 1:
+            raise DataError(
+                f"{len(self.kinds['CMYK'])} of {self.count} images are CMYK and the others are "
+                "not, so that their four channels differ in meaning: use ",
+                *(Key("data", "channels"), "=3, or ", Key("data", "mixed"), "=skip"),
+            )
+        native = {1: "grey", 3: "colour"}.get(self.channels, "with transparency")
         odd = {kind: some for kind, some in self.kinds.items() if kind != native}
         if odd and len(self.kinds) > 1:
             counts = ", ".join(f"{len(some)} {kind}" for kind, some in odd.items())
@@ -380,6 +471,10 @@ class _Task:
 
 
 _SAID = {"size": "size", "kind": "mode"}
+
+
+def _frame_of(file: ImageFile, number: int) -> ImageFile:
+    return file._replace(name=f"{file.name}, frame {number + 1}", frame=number)
 
 
 def _most_common(values: Iterable[Any]) -> Any:

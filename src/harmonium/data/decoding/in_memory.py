@@ -15,11 +15,12 @@ import numpy.typing as npt
 from PIL import Image
 
 from harmonium.core.errors import DataError, counted
-from harmonium.data.decoding.conversion import read_image, shaped
-from harmonium.data.images import Pixels
+from harmonium.data.decoding.conversion import Fit, Levels, read_image, shaped
+from harmonium.data.images import CHANNELS, Pixels
 
 Layout = Literal["NHWC", "NCHW"]
-CHANNELS = (1, 3)
+USUAL = (1, 3)  # channels that an axis of this length is taken for first
+BANDS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4, "RGBX": 4}  # channels by mode
 
 
 def is_tensor(value: Any) -> bool:
@@ -64,7 +65,9 @@ def is_float(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype.kind == "f"
 
 
-def channels_last(value: Any, layout: Layout | None, what: str, fix: str) -> Any:
+def channels_last(
+    value: Any, layout: Layout | None, what: str, fix: str, channels: int | None = None
+) -> Any:
     """An array or a tensor of images with its axes as (n, height, width, channels).
 
     Args:
@@ -74,6 +77,7 @@ def channels_last(value: Any, layout: Layout | None, what: str, fix: str) -> Any
             channels may be first.
         what: how a message calls the images.
         fix: what to do where the order is not the usual one, e.g. `give layout="NCHW"`.
+        channels: of the images, if known; without it three axes are no image of 2 or 4 channels.
 
     Returns:
         A view of the same array or tensor.
@@ -87,7 +91,8 @@ def channels_last(value: Any, layout: Layout | None, what: str, fix: str) -> Any
     if value.ndim == 2:
         return value[None, ..., None]
     if value.ndim == 3:
-        if not _is_single_image(shape, layout, what, fix):
+        expected = (channels,) if channels in (2, 4) else USUAL
+        if not _is_single_image(shape, expected, layout, what, fix):
             return value[..., None]
         value = value[None]
     _check_layout(shape, layout, what, fix)
@@ -96,9 +101,15 @@ def channels_last(value: Any, layout: Layout | None, what: str, fix: str) -> Any
     return value.permute(0, 2, 3, 1) if is_tensor(value) else value.transpose(0, 2, 3, 1)
 
 
-def _is_single_image(shape: tuple[int, ...], layout: Layout | None, what: str, fix: str) -> bool:
+def _is_single_image(
+    shape: tuple[int, ...],
+    channels: tuple[int, ...],
+    layout: Layout | None,
+    what: str,
+    fix: str,
+) -> bool:
     """Whether three axes are one image with channels, and not several grey images."""
-    first, last = shape[0] in CHANNELS, shape[2] in CHANNELS
+    first, last = shape[0] in channels, shape[2] in channels
     if layout is None and first and (last or shape[0] > 1):  # (1, h, w) is the same either way
         raise DataError(
             f"{what} have shape {shape}, which may be one image or {counted(shape[0], 'image')}"
@@ -108,8 +119,9 @@ def _is_single_image(shape: tuple[int, ...], layout: Layout | None, what: str, f
 
 
 def _check_layout(shape: tuple[int, ...], layout: Layout | None, what: str, fix: str) -> None:
-    """Raise an error unless the last three axes have 1 or 3 channels where `layout` says."""
-    first, last = shape[-3] in CHANNELS, shape[-1] in CHANNELS
+    """Raise an error unless the last three axes have 1 to 4 channels where `layout` says."""
+    sure = layout is None and shape[-1] in USUAL  # 2 or 4 before them are the height
+    first, last = shape[-3] in (USUAL if sure else CHANNELS), shape[-1] in CHANNELS
     if layout is None and first:
         order = "may have its channels first or last" if last else "has its channels first"
         raise DataError(
@@ -117,11 +129,11 @@ def _check_layout(shape: tuple[int, ...], layout: Layout | None, what: str, fix:
         )
     if layout == "NCHW" and not first:
         raise DataError(
-            f"{what} have shape {shape}; give (n, channels, height, width) with 1 or 3 channels"
+            f"{what} have shape {shape}; give (n, channels, height, width) with 1 to 4 channels"
         )
     if layout != "NCHW" and not last:
         raise DataError(
-            f"{what} have shape {shape}; give (n, height, width, channels) with 1 or 3 channels"
+            f"{what} have shape {shape}; give (n, height, width, channels) with 1 to 4 channels"
         )
 
 
@@ -141,7 +153,7 @@ def image_set(value: Any, what: str, fix: str, note: Callable[[str], None] | Non
     check_uint8(value, what)
     shape = tuple(value.shape)
     layout: Layout | None = None
-    if value.ndim < 3 or (value.ndim == 3 and shape[2] in CHANNELS):
+    if value.ndim < 3 or (value.ndim == 3 and shape[2] in USUAL):
         raise DataError(
             f"{what} have shape {shape}, which is not a set of images; give (n, height, width, "
             "channels), or (n, height, width) for grey images"
@@ -170,7 +182,12 @@ def check_uint8(value: Any, what: str) -> None:
 
 
 def read_images(
-    images: Any, shape: tuple[int, int, int], layout: Layout | None, strict: bool, depth: int = 16
+    images: Any,
+    shape: tuple[int, int, int],
+    layout: Layout | None,
+    strict: bool,
+    levels: Levels = Levels(),  # noqa: B008  (immutable)
+    fit: Fit = "cut",
 ) -> Pixels:
     """Images of any size as uint8 of one shape, scaled like the images of data sets.
 
@@ -179,12 +196,13 @@ def read_images(
         shape: height, width and channels of the result.
         layout: of arrays and tensors; see `channels_last`.
         strict: raise an error for images of another size or with other channels.
-        depth: bits that 16-bit grey PIL images use.
+        levels: how 16-bit grey and floating-point PIL images become bytes.
+        fit: how images of another shape come to this one.
     """
     if isinstance(images, Sequence) and not isinstance(images, str):
         pixels = np.empty((len(images), *shape), np.uint8)
         for row, image in enumerate(images):
-            single = read_images(image, shape, layout, strict, depth)
+            single = read_images(image, shape, layout, strict, levels, fit)
             if len(single) != 1 or (is_array(image) and image.ndim > 3):
                 raise DataError(
                     f"image {row} of the list is a {kind(image)}: give one image each, "
@@ -194,18 +212,19 @@ def read_images(
         return pixels
     height, width, channels = shape
     if isinstance(images, Image.Image):
-        bands = 3 if images.mode == "RGB" else 1 if images.mode == "L" else 0
+        bands = BANDS.get(images.mode, 0)
         check_strict(strict, (images.height, images.width, bands or channels), shape)
-        return read_image(images, (height, width), channels, depth)[None]
+        return read_image(images, (height, width), channels, levels, fit)[None]
     if not is_array(images):
         raise DataError(
             f"images are {kind(images)}: give a uint8 array or tensor (n, height, width, "
             "channels), a PIL image, or a list of images"
         )
     check_uint8(images, "images")
-    pixels = as_numpy(channels_last(images, layout, "images", 'load_encoder(..., layout="NCHW")'))
+    fix = 'load_encoder(..., layout="NCHW")'
+    pixels = as_numpy(channels_last(images, layout, "images", fix, channels))
     check_strict(strict, pixels.shape[1:], shape)
-    return shaped(pixels, (height, width), channels)
+    return shaped(pixels, (height, width), channels, fit)
 
 
 def check_strict(strict: bool, seen: Sequence[int], shape: Sequence[int]) -> None:
@@ -213,7 +232,8 @@ def check_strict(strict: bool, seen: Sequence[int], shape: Sequence[int]) -> Non
     if strict and tuple(seen) != tuple(shape):
         steps = ["resize them"] if tuple(seen[:2]) != tuple(shape[:2]) else []
         if seen[2] != shape[2]:
-            steps.append(f"convert them to {'grey' if shape[2] == 1 else 'RGB'}")
+            kinds = {1: "grey", 3: "RGB"}
+            steps.append(f"convert them to {kinds.get(shape[2], f'{shape[2]} channels')}")
         raise DataError(
             f"images are {_named(seen)}, but this encoder was trained on {_named(shape)}: "
             f"{' and '.join(steps)}, or load it without strict=True, which does so as in training"

@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
 from typing import IO
 
@@ -22,8 +23,10 @@ import numpy as np
 
 from harmonium.core.errors import EngineError
 from harmonium.core.processes import child_environment, end_process, start_module
-from harmonium.data.decoding.worker import SECONDS, Answer, Order, perform
+from harmonium.data.decoding.dicom import check_installed, is_dicom
+from harmonium.data.decoding.worker import SECONDS, Answer, Frames, Order, Source, perform
 
+HEADS = 256  # files whose headers are read at once
 TRIES = 2  # processes that an image may end before it counts as unreadable
 
 
@@ -59,8 +62,25 @@ class Decoders:
             self._end(process)
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def run(self, paths: Sequence[str], order: Order, chunk: int) -> Iterator[list[Answer]]:
-        """Answers in the order of the paths, `chunk` at a time, with few chunks in memory."""
+    def sources(self, paths: Sequence[str], frames: Frames = "all") -> list[list[Source]]:
+        """The images of each file: one, except of DICOM files with several frames."""
+        check_installed(paths)
+        found: list[list[Source]] = [[path] for path in paths]
+        if frames != "all":
+            return found
+        several = [row for row, path in enumerate(paths) if is_dicom(Path(path))]
+        heads = self.run([paths[row] for row in several], Order(head=True), HEADS)
+        answers = (head for some in heads for head in some)
+        for row, head in zip(several, answers, strict=True):
+            if head.frames > 1:
+                found[row] = [(paths[row], number) for number in range(head.frames)]
+        return found
+
+    def run(self, paths: Sequence[Source], order: Order, chunk: int) -> Iterator[list[Answer]]:
+        """Answers in the order of the paths, `chunk` at a time, with few chunks in memory.
+
+        A path may come with the number of a frame; see `sources`.
+        """
         chunks = (paths[start : start + chunk] for start in range(0, len(paths), chunk))
         if self.count == 0:
             yield from ([perform(path, order) for path in some] for some in chunks)
@@ -77,7 +97,7 @@ class Decoders:
             for future in under_way:
                 future.cancel()
 
-    def _perform(self, paths: Sequence[str], order: Order) -> list[Answer]:
+    def _perform(self, paths: Sequence[Source], order: Order) -> list[Answer]:
         """Decode one chunk in this thread's process, replacing the process if it dies."""
         answers: list[Answer] = []
         deaths = 0  # in a row, of the same image
@@ -127,7 +147,9 @@ def _start() -> subprocess.Popen[bytes]:
     return start_module("harmonium.data.decoding.worker", environment=one_thread)
 
 
-def _ask(process: subprocess.Popen[bytes], paths: Sequence[str], order: Order) -> Iterator[Answer]:
+def _ask(
+    process: subprocess.Popen[bytes], paths: Sequence[Source], order: Order
+) -> Iterator[Answer]:
     """Each answer as it arrives; raises OSError, EOFError or ValueError if the process died."""
     assert process.stdin is not None and process.stdout is not None
     # JSON in ASCII carries any file name, also one that is not valid text.

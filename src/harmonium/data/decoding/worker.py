@@ -13,7 +13,9 @@ import signal
 import stat
 import sys
 import warnings
-from typing import IO, Any, NamedTuple
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple
 
 from PIL import Image, UnidentifiedImageError
 
@@ -22,7 +24,8 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-from harmonium.data.decoding.conversion import Size, kind_of, read_image, upright
+from harmonium.data.decoding import dicom
+from harmonium.data.decoding.conversion import Fit, Levels, Size, kind_of, read_image, upright
 from harmonium.data.images import Pixels
 
 FORMATS = (
@@ -38,6 +41,13 @@ SECONDS = 120.0  # of processor time for one image
 MEMORY = 4 << 30  # bytes of address space: several times what the largest allowed image needs
 
 
+Source = str | tuple[str, int]
+"""An image to read: a file, or a file and which of its frames, counted from 0."""
+
+Frames = Literal["all", "first", "middle"]
+"""Which frames of a DICOM file are images."""
+
+
 class Order(NamedTuple):
     """How to read an image."""
 
@@ -45,6 +55,16 @@ class Order(NamedTuple):
     size: Size = None
     channels: int = 3
     depth: int = 16  # bits that 16-bit grey uses
+    fit: Fit = "cut"  # how an image of another shape comes to the size
+    window: Sequence[float] | None = None  # see `conversion.Levels`
+    percentiles: Sequence[float] | None = None
+    frames: Frames = "all"  # `middle`: the middle frame, of a source that names none
+    key: str = ""  # hexadecimal, to hash PatientID with; empty: it is not read
+
+    @property
+    def levels(self) -> Levels:
+        """How values of more than 8 bits become bytes."""
+        return Levels(self.depth, self.window, self.percentiles)
 
 
 class Answer(NamedTuple):
@@ -54,16 +74,21 @@ class Answer(NamedTuple):
     kind: str = ""  # see `conversion.kind_of`
     size: tuple[int, int] = (0, 0)  # width and height, upright
     pixels: Pixels | None = None  # (height, width, channels); None if only the header was read
+    frames: int = 1  # in the file; more than one in DICOM files only
+    group: str = ""  # hash of PatientID, if the order has a key and the file a patient
 
 
-def perform(path: str, order: Order) -> Answer:
+def perform(source: Source, order: Order) -> Answer:
     """Open one file and do what is ordered; errors are returned as answers."""
+    path, number = (source, None) if isinstance(source, str) else source
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
             if not stat.S_ISREG(os.stat(path).st_mode):
                 return Answer(error="not a file")  # a pipe would never end
+            if dicom.is_dicom(Path(path)):
+                return _read_dicom(path, number, order)
             with Image.open(path, formats=FORMATS) as image:
                 return _read(image, order)
         except Exception as error:  # noqa: BLE001  (damaged files make decoders raise anything)
@@ -74,7 +99,7 @@ def _read(image: Image.Image, order: Order) -> Answer:
     kind = kind_of(image)
     if not order.head:
         image.load()
-        pixels = read_image(image, order.size, order.channels, order.depth)
+        pixels = read_image(image, order.size, order.channels, order.levels, order.fit)
         return Answer("", kind, (pixels.shape[1], pixels.shape[0]), pixels)
     width, height = image.size
     if width != height and upright(image).size != image.size:
@@ -82,6 +107,19 @@ def _read(image: Image.Image, order: Order) -> Answer:
             image
         ).size  # by now Pillow has read it, and has rotated a TIFF itself
     return Answer("", kind, (width, height))
+
+
+def _read_dicom(path: str, number: int | None, order: Order) -> Answer:
+    """The same for a DICOM file, of which one frame is read."""
+    kind, size, frames = dicom.header(path)
+    group = dicom.patient(path, order.key) if order.key else ""
+    if order.head:
+        return Answer("", kind, size, frames=frames, group=group)
+    if number is None:
+        number = frames // 2 if order.frames == "middle" else 0
+    image = dicom.frame(path, number, order.levels)
+    pixels = read_image(image, order.size, order.channels, fit=order.fit)
+    return Answer("", kind, (pixels.shape[1], pixels.shape[0]), pixels, frames, group)
 
 
 def _reason(path: str, error: Exception) -> str:
@@ -98,9 +136,9 @@ def serve(orders: IO[bytes], answers: IO[bytes]) -> None:
     for line in orders:
         words = json.loads(line)
         order = Order(*words["order"])
-        for path in words["paths"]:
+        for source in words["paths"]:
             _allow(SECONDS)
-            answer = perform(path, order)
+            answer = perform(source, order)
             _allow(0)
             about: dict[str, Any] = {**answer._asdict(), "pixels": None}
             pixels = answer.pixels

@@ -23,7 +23,6 @@ from harmonium.data.cache import (
     Stored,
     Writer,
     building,
-    decoded,
     fetched_folder,
     stored_in,
 )
@@ -82,8 +81,7 @@ class Arrays(UnsplitSpec):
         self.check()
         if self.size is None and self.channels is None:
             return self._originals()
-        shape = {"size": self.size, "channels": self.channels}
-        return decoded(self.name, {**shape, **self.identity()}, self.decode, **shape)
+        return super().stored()
 
     def decode(self, writer: Writer) -> Sequence[str]:
         """Write the stored images, which the writer converts to another shape."""

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from harmonium.core.errors import ConfigError, DataError, Key
 from harmonium.data.cache import Writer
-from harmonium.data.datasets import UnsplitSpec, datasets
+from harmonium.data.datasets import datasets
 from harmonium.data.decoding.image_files import (
     ENDINGS,
     ImageFile,
-    ImageFileSpec,
+    OwnFilesSpec,
     class_folders,
     is_image_file,
     listing_digest,
@@ -21,6 +21,7 @@ from harmonium.data.decoding.image_files import (
     unread,
     write_images,
 )
+from harmonium.data.images import GROUP
 
 PARTS = {"train": "train", "validation": "val", "test": "test"}  # and the names of their folders
 
@@ -29,6 +30,7 @@ class _Image(NamedTuple):
     path: Path
     class_name: str | None
     style: str | None
+    group: str | None = None
 
 
 class _FolderListing(NamedTuple):
@@ -39,20 +41,21 @@ class _FolderListing(NamedTuple):
 
 @datasets("folder")
 @dataclass(frozen=True)
-class Folder(ImageFileSpec, UnsplitSpec):
+class Folder(OwnFilesSpec):
     """A folder of image files.
 
     Subfolders are classes; images lying directly in the folder have no labels. With `styles` the
     first subfolder is a style and the second, if there is one, the class. With `train/` and `test/`
     inside, each is such a folder; `val/` is the validation part and then replaces the share
-    `validation`, and where there is no `test/` it is the test part. Transparent pixels are laid on
-    white, 16-bit grey is brought to 8 bits, the camera's rotation is applied, and only the first
-    frame of a film is read.
+    `validation`, and where there is no `test/` it is the test part. With `group=folder` the lowest
+    folders are groups, such as patients, and not classes. Transparent pixels are laid on white,
+    16-bit grey is brought to 8 bits, the camera's rotation is applied, and only the first frame of
+    a film is read, but every frame of a DICOM file.
     """
 
     path: str = ""  # the folder
     styles: bool = False  # the first level of folders is a style, the second the class
-    channels: int = 3  # 3: colour, 1: grey
+    channels: int = 3  # 3: colour, 1: grey, 4: RGBA or CMYK as stored, 2: grey and transparency
 
     def check(self) -> None:
         """Check that the path is a folder too."""
@@ -98,6 +101,7 @@ class Folder(ImageFileSpec, UnsplitSpec):
             raise DataError(f"{self.path} holds no images ({' '.join(ENDINGS)}){beside}")
         classes, class_number = numbered(image.class_name for image in everything)
         styles, style_number = numbered(image.style for image in everything)
+        _, group_number = numbered(image.group for image in everything)
         root = self._root()
         files = {
             part: [
@@ -105,7 +109,10 @@ class Folder(ImageFileSpec, UnsplitSpec):
                     image.path,
                     str(image.path.relative_to(root)),
                     class_number[image.class_name],
-                    {"style": style_number[image.style]} if self.styles else {},
+                    {
+                        **({"style": style_number[image.style]} if self.styles else {}),
+                        **({GROUP: group_number[image.group]} if self.group == "folder" else {}),
+                    },
                 )
                 for image in images
             ]
@@ -126,6 +133,10 @@ class Folder(ImageFileSpec, UnsplitSpec):
         return parts
 
     def _list(self, root: Path) -> list[_Image]:
+        images = self._named(root)
+        return [_grouped(image, root) for image in images] if self.group == "folder" else images
+
+    def _named(self, root: Path) -> list[_Image]:
         if not self.styles:
             return [_Image(path, name, None) for path, name in class_folders(root)]
         try:
@@ -144,3 +155,12 @@ class Folder(ImageFileSpec, UnsplitSpec):
             if entry.is_dir() and not entry.name.startswith(".")
             for path, name in class_folders(entry)
         ]
+
+
+def _grouped(image: _Image, root: Path) -> _Image:
+    """An image with its parent folder as its group, which is then no class."""
+    folder = image.path.parent.relative_to(root)
+    above = 2 if image.style is None else 3  # levels of an image that has a class besides
+    named = len(folder.parts) >= above
+    group = str(folder) if folder.parts else None
+    return image._replace(class_name=image.class_name if named else None, group=group)

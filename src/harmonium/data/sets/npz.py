@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from harmonium.core.errors import DataError
 from harmonium.data.cache import Writer
-from harmonium.data.datasets import UnsplitSpec, check_is_file, datasets, no_labels
+from harmonium.data.datasets import UnsplitSpec, changed, check_is_file, datasets, no_labels
 from harmonium.data.decoding.in_memory import image_set
-from harmonium.data.images import UNKNOWN, Integers, Pixels
+from harmonium.data.images import GROUP, UNKNOWN, Integers, Pixels
 
 CHUNK = 4096  # images handed on at once
 
@@ -49,10 +49,12 @@ class Npz(UnsplitSpec):
     `train_labels` and so on; and plain `x`, `y` (or `images`, `labels`) without a test part. Labels
     may be missing. `val_…` is the validation part and then replaces the share `validation`; where
     there is no `test_…`, it is the test part. `classes` names the labels. Any other integer array
-    or text with one value for each image becomes a column for `split.column`.
+    or text with one value for each image becomes a column for `split.column`. Images of one value
+    of `group`, such as a patient, are kept together; the names of groups are not kept.
     """
 
     path: str = ""  # the .npz file
+    group_column: str | None = GROUP  # whose images are kept together; None: no column's
 
     def check(self) -> None:
         """Check that the path is a file too."""
@@ -73,29 +75,33 @@ class Npz(UnsplitSpec):
     def identity(self) -> dict[str, Any]:
         """The path, size and modification time of the file."""
         about = self._file().stat()
-        return {"path": str(self._file()), "bytes": about.st_size, "changed": about.st_mtime_ns}
+        file = {"path": str(self._file()), "bytes": about.st_size, "changed": about.st_mtime_ns}
+        return file | changed(self, "group_column")
 
     def decode(self, writer: Writer) -> Sequence[str]:
         """Read the archive in any of the layouts above."""
-        return read_archive(self._file(), writer)
+        return read_archive(self._file(), writer, groups=self.group_column)
 
 
-def read_archive(path: Path, writer: Writer, known: int | None = None) -> tuple[str, ...]:
+def read_archive(
+    path: Path, writer: Writer, known: int | None = None, groups: str | None = None
+) -> tuple[str, ...]:
     """Write all parts of an archive, in any of the layouts of `Npz`, and return the classes.
 
     Args:
         path: the archive.
         writer: receives the images.
         known: number of classes if known; labels are not renumbered if all are below it.
+        groups: the column of groups, if the archive has it.
     """
     with open_archive(path) as archive:
-        return _Reader(str(path), archive, dict(_headers(archive)), known).write(writer)
+        return _Reader(str(path), archive, dict(_headers(archive)), known, groups).write(writer)
 
 
 def read_arrays(name: str, arrays: Mapping[str, npt.NDArray[Any]], writer: Writer) -> Sequence[str]:
     """Like `read_archive`, for arrays in memory that messages call `name`."""
     shapes = {key: (array.shape, array.dtype.kind) for key, array in arrays.items()}
-    return _Reader(name, arrays, shapes, None).write(writer)
+    return _Reader(name, arrays, shapes, None, GROUP).write(writer)
 
 
 @contextmanager
@@ -121,8 +127,10 @@ class _Reader:
         archive: Mapping[str, npt.NDArray[Any]],
         shapes: Mapping[str, tuple[tuple[int, ...], str]],
         known: int | None,
+        groups: str | None,
     ) -> None:
         self.path = path
+        self.groups = groups
         self.archive = archive
         self.known = known
         self.shapes = shapes
@@ -139,12 +147,14 @@ class _Reader:
         names = self._class_names(parts, labels)
         writer.notes += self._unused(parts)
         texts = self._texts(parts)
-        writer.names |= texts
+        writer.names |= {name: values for name, values in texts.items() if name != self.groups}
         for part, columns in parts.items():
             pixels = self._pixels(columns.pixels, writer.notes)
             factors = {
                 name: self._factor(key, texts.get(name)) for name, key in columns.factors.items()
             }
+            if self.groups in factors:
+                factors[GROUP] = factors.pop(self.groups)
             for start in range(0, len(pixels), CHUNK):
                 rows = slice(start, start + CHUNK)
                 piece = {name: column[rows] for name, column in factors.items()}
@@ -194,6 +204,7 @@ class _Reader:
             for key, (shape, kind) in self.shapes.items()
             if key.startswith(prefix)
             and key not in (prefix + pixels, prefix + labels, *_CLASS_NAMES)
+            and key.removeprefix(prefix) not in ({GROUP} - {self.groups})
             and kind in "iuU"
             and shape in ((count,), (count, 1))
         }
@@ -243,6 +254,8 @@ class _Reader:
                 why = "it holds Python objects; save it as text, e.g. with .astype(str)"
             elif kind not in "iuU":
                 why = "it is neither whole numbers nor text"
+            elif key.endswith(GROUP) and self.groups != GROUP:
+                why = "it is not the column of groups"
             notes.append(f"'{key}' is left out: {why}")
         return notes
 

@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 
 from harmonium.core.errors import ConfigError, DataError, Key
 from harmonium.data.cache import Writer
-from harmonium.data.datasets import UnsplitSpec, check_is_file, datasets
+from harmonium.data.datasets import check_is_file, datasets
 from harmonium.data.decoding.image_files import (
     ImageFile,
-    ImageFileSpec,
+    OwnFilesSpec,
     is_whole,
     listing_digest,
     numbered,
     write_images,
 )
-from harmonium.data.images import UNKNOWN
+from harmonium.data.images import GROUP, UNKNOWN
 
 DELIMITERS = ",;\t"
 PARTS = {"": "train", "train": "train", "test": "test"}
@@ -41,17 +41,19 @@ class _TableListing(NamedTuple):
     classes: tuple[str, ...]
     names: dict[str, tuple[str, ...]]
     notes: list[str]
+    grouped: bool  # by a column
 
 
 @datasets("csv")
 @dataclass(frozen=True)
-class Table(ImageFileSpec, UnsplitSpec):
+class Table(OwnFilesSpec):
     """A CSV file that lists image files, with their clients, labels and domains.
 
     Only the column of paths must be there; a value that is left empty is not known. Clients and
     domains become the factors `client` and `style`, other columns of whole numbers factors of
     their own. A column `part` says train, validation or test; where it names no test images,
-    the validation part is the test part. Commas, semicolons and tabs are understood.
+    the validation part is the test part. Images of one `group`, such as a patient, are kept
+    together; the names of groups are not kept. Commas, semicolons and tabs are understood.
     """
 
     path: str = ""  # the CSV file
@@ -61,7 +63,8 @@ class Table(ImageFileSpec, UnsplitSpec):
     label_column: str = "label"  # its class
     domain_column: str = "domain"  # its style
     part_column: str = "part"  # train, validation or test
-    channels: int = 3  # 3: colour, 1: grey
+    channels: int = 3  # 3: colour, 1: grey, 4: RGBA or CMYK as stored, 2: grey and transparency
+    group_column: str | None = "group"  # whose images are kept together; None: no column's
 
     def check(self) -> None:
         """Check that the table and the folder exist too."""
@@ -86,7 +89,8 @@ class Table(ImageFileSpec, UnsplitSpec):
         table = hashlib.sha256(self._file().read_bytes()).hexdigest()
         files = listing_digest(listing.files)
         where = {"table": table, "columns": self._columns(), "root": str(self._root())}
-        return {**where, "files": files, **self.handling()}
+        groups = {"group_column": self.group_column} if listing.grouped else {}
+        return {**where, **groups, "files": files, **self.handling()}
 
     def decode(self, writer: Writer) -> Sequence[str]:
         """Decode all files that the table lists."""
@@ -111,7 +115,17 @@ class Table(ImageFileSpec, UnsplitSpec):
             if column in columns:
                 names[factor], factors[factor], missing = _number(rows, column)
                 notes += missing
-        for column in sorted(columns.difference(self._columns())):
+        grouped = self.group is None and self.group_column in columns
+        if grouped:
+            _, factors[GROUP], missing = _number(rows, str(self.group_column))
+            notes += missing
+        elif self.group == "folder":
+            paths = (Path(row.values[self.path_column]) for row in rows)
+            factors[GROUP] = _numbers(str(path.parent) for path in paths)
+        used = {*self._columns(), *([self.group_column] if grouped else [])}
+        if GROUP in columns - used:  # the name is that of groups alone
+            notes.append(f"the column '{GROUP}' is left out: it is not the one of groups")
+        for column in sorted(columns.difference({*used, GROUP})):
             values = [row.values[column] for row in rows]
             if all(is_whole(value) for value in values if value):
                 if column in factors:
@@ -122,7 +136,7 @@ class Table(ImageFileSpec, UnsplitSpec):
                 factors[column] = [int(value) if value else UNKNOWN for value in values]
                 notes += _missing(values, column)
         files = self._files(rows, labels, factors)
-        return _TableListing(files, classes, names, notes)
+        return _TableListing(files, classes, names, notes, grouped)
 
     def _files(
         self, rows: list[TableRow], labels: list[int], factors: dict[str, list[int]]
@@ -144,9 +158,9 @@ class Table(ImageFileSpec, UnsplitSpec):
 
     def _check_columns(self, rows: list[TableRow]) -> None:
         """Raise an error if a column that the settings name is missing."""
-        for setting in ("path", "client", "label", "domain", "part"):
+        for setting in ("path", "client", "label", "domain", "part", "group"):
             column, usual = getattr(self, f"{setting}_column"), setting
-            if column not in rows[0].values and column != usual:
+            if column is not None and column not in rows[0].values and column != usual:
                 raise ConfigError(
                     Key("data", f"{setting}_column"),
                     f"={column}: {self.path} has no such column, only {', '.join(rows[0].values)}",
@@ -237,6 +251,13 @@ def _number(rows: list[TableRow], column: str) -> tuple[tuple[str, ...], list[in
     values = [row.values.get(column, "") for row in rows]
     names, number = numbered(value or None for value in values)
     return names, [number[value or None] for value in values], _missing(values, column)
+
+
+def _numbers(names: Iterable[str]) -> list[int]:
+    """The number of each name, in their sorted order."""
+    listed = list(names)
+    _, number = numbered(listed)
+    return [number[name] for name in listed]
 
 
 def _missing(values: Iterable[str], column: str) -> list[str]:
