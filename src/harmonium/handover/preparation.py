@@ -13,9 +13,12 @@ The decorated functions are graphs in the syntax of `onnxscript`, which reads th
 never executed as Python. This module is imported for exports to ONNX only.
 """
 
-# The inputs and outputs of graphs have no types in Python.
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, valid-type, no-any-return"
+# Inputs and outputs of graphs have no types in Python; their axes are texts, which are no names,
+# and branches must be statements.
+# ruff: noqa: F821, SIM108
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, valid-type, name-defined"
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,13 +26,14 @@ import numpy.typing as npt
 import onnx
 import PIL
 from onnx import inliner, numpy_helper
-from onnxscript import graph, optimizer, script, values
-from onnxscript import opset20 as op
-from onnxscript.onnx_types import FLOAT, UINT8
+from onnxscript import graph, onnx_types, opset20, optimizer, script, values
 
 OPSET = 20
 IR_VERSION = 10  # the newest that onnxruntime 1.20 reads
 VERTICAL_FIRST = 13  # the version of Pillow from which on it scales the height of tall images first
+op: Any = opset20
+FLOAT: Any = onnx_types.FLOAT
+UINT8: Any = onnx_types.UINT8
 _LOCAL = values.Opset("harmonium.preparation", 1)
 
 Floats = npt.NDArray[np.float32]
@@ -181,8 +185,8 @@ def preparation(
     size: tuple[int, int],
     channels: int,
     fit: str,
-    mean: Floats | None,
-    std: Floats | None,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
     views: tuple[Floats, Floats] | None = None,
     tall_first: bool | None = None,
 ) -> onnx.ModelProto:
@@ -205,7 +209,7 @@ def preparation(
     rows, columns = (len(matrix) for matrix in views) if views else size
     scaled = _scaling(size, channels, fit, vertical_first() if tall_first is None else tall_first)
     numbers = [
-        numpy_helper.from_array(np.float32(each).reshape(-1, 1, 1))
+        numpy_helper.from_array(np.array(each, np.float32).reshape(-1, 1, 1))
         for each in ((0.0,) if mean is None else mean, (1.0,) if std is None else std)
     ]
     mean_tensor, std_tensor = numbers
@@ -230,7 +234,7 @@ def preparation(
 def _scaling(size: tuple[int, int], channels: int, fit: str, tall_first: bool) -> Any:
     """The graph that scales images of one size, and converts their channels."""
     target, convert = _FITS[fit], {1: _to_grey, 3: _to_colour}.get(channels, _only(channels))
-    high, wide = (numpy_helper.from_array(np.float64(side)) for side in size)
+    high, wide = (numpy_helper.from_array(np.array(side, np.float64)) for side in size)
     steep_first = _down_first if tall_first else _across_first
 
     @script(_LOCAL, default_opset=op)
