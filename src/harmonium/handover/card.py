@@ -157,7 +157,7 @@ def _data(account: Account, encoder: LoadedEncoder) -> Iterator[str]:
         yield f"- Training: {total} ({each})"
     if account.federation is not None:
         yield "- The images stayed at the sites, so nobody else has looked at them"
-    else:
+    elif not account.at_site:
         yield f"- Split among clients: {_brief(account.recipe.split)}"
     for key, words in (("data", "images"), ("split", "split")):
         if key in account.digests:
@@ -258,8 +258,7 @@ def _left(account: Account) -> Iterator[str]:
 
 
 def _rows(left: Left, kinds: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    for client, sizes in left.items():
-        yield (str(client), *_cells(sizes, kinds))
+    yield from ((str(client), *_cells(sizes, kinds)) for client, sizes in left.items())
 
 
 def _spread(left: Left, kinds: Sequence[str]) -> Iterator[tuple[str, ...]]:

@@ -102,7 +102,7 @@ def export(
     folder = Path(out)
     _check_place(folder, path)
     account = read_account(path)
-    encoder = load_encoder(path, whiten=whiten, network=network)
+    encoder = load_encoder(path, layout="NHWC", whiten=whiten, network=network)
     signer, unsigned = _signer(account, key)
     with _whole(folder) as place:
         return _write(place, folder, path, account, encoder, signer, unsigned, licence)
@@ -238,6 +238,8 @@ def _signer(
     """The key to sign with, or none and the reason."""
     if key is not None:
         return certificates.read_private_key(Path(key)), ""
+    if account.at_site:
+        return None, "the federation's key is at its server: export there, or give one with --key"
     if account.federation is None:
         return None, "a run on this machine has no key of a federation: give one with --key"
     path = Path(account.federation["folder"]) / "server" / "signing.key"

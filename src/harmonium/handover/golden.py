@@ -97,12 +97,10 @@ def difference(found: Sequence[Floats], wanted: Sequence[Floats]) -> float:
     >>> difference([np.float32([[1.0, 5.0]])], [np.float32([[1.0, 4.0]])])
     0.25
     """
-    worst = 0.0
+    worst = [0.0]
     for one, other in zip(found, wanted, strict=True):
         if one.shape != other.shape:
             return float("inf")
-        gap = np.abs(one.astype(np.float64) - other)
-        worst = max(
-            worst, float(gap.max(initial=0.0) / max(1.0, float(np.abs(other).max(initial=0))))
-        )
-    return worst if np.isfinite(worst) else float("inf")
+        unit = max(1.0, float(np.abs(other).max(initial=0)))
+        worst.append(float(np.abs(one.astype(np.float64) - other).max(initial=0)) / unit)
+    return max(worst) if np.isfinite(worst).all() else float("inf")

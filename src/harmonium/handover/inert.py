@@ -81,7 +81,7 @@ def _members(data: bytes) -> dict[str, bytes]:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError):
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, EOFError):
         raise ValueError("it is not a program of torch.export") from None
     if strange := [name for name in members if not _MEMBERS.fullmatch(name)]:
         raise ValueError(f"it has the member {strange[0][:60]!a}")

@@ -99,7 +99,7 @@ def _checks(folder: Path, key: str | Path | None, network: Network | None) -> It
     images, features = zip(*pairs, strict=True)
 
     def by_torch() -> float:
-        encoder = load_encoder(folder, whiten=_whitened(config), network=network)
+        encoder = load_encoder(folder, layout="NHWC", whiten=_whitened(config), network=network)
         return difference([features_of(encoder, some) for some in images], features)
 
     def by_onnx() -> float:
