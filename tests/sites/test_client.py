@@ -116,11 +116,11 @@ def test_broken_files_are_named_at_once_and_cost_no_run(tmp_path: Path) -> None:
         Image.new("L", (8, 8 + number), number).save(tmp_path / f"{number}.png")
     for number in range(7):
         (tmp_path / f"broken-{number}.png").write_bytes(b"no image")
-    (tmp_path / "scan.dcm").write_bytes(b"DICM")
+    (tmp_path / "scan.nii").write_bytes(b"no image")
     notes: list[str] = []
     SiteImages.parse(f"folder:{tmp_path}").inspect(notes.append)
     assert all(f"broken-{number}.png" in notes[0] for number in range(7))
-    assert "not read as images: 1 .dcm" in notes[1] and notes[-1] == "9 images to take part with"
+    assert "not read as images: 1 .nii" in notes[1] and notes[-1] == "9 images to take part with"
     host = open_runtime(SiteImages.parse(f"folder:{tmp_path}"), plan_of(), tmp_path / "kept", 0)
     assert len(host.images) == 9
     with pytest.raises(DataError, match="7 of 16 images cannot be read: broken-0.png"):
@@ -129,8 +129,8 @@ def test_broken_files_are_named_at_once_and_cost_no_run(tmp_path: Path) -> None:
 
 def test_a_folder_of_other_files_says_what_it_holds(tmp_path: Path) -> None:
     for number in range(3):
-        (tmp_path / f"{number}.dcm").write_bytes(b"DICM")
-    with pytest.raises(DataError, match=r"3 .dcm"):
+        (tmp_path / f"{number}.nii").write_bytes(b"DICM")
+    with pytest.raises(DataError, match=r"3 .nii"):
         SiteImages.parse(f"folder:{tmp_path}")
 
 

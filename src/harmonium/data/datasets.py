@@ -8,9 +8,8 @@ parts are implemented here, so that all methods see the same training, validatio
 from __future__ import annotations
 
 import hashlib
-import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
@@ -22,7 +21,8 @@ from harmonium.core.registry import Registry
 from harmonium.core.seeds import numpy_rng
 from harmonium.data.cache import Stored, Writer, decoded, digest_of, is_decoded, reopened
 from harmonium.data.decoding.conversion import Fit
-from harmonium.data.images import CHANNELS, GROUP, UNKNOWN, Dataset, Images, Integers
+from harmonium.data.grouping import check_parts, covering_groups, groups_of, whole_groups
+from harmonium.data.images import CHANNELS, UNKNOWN, Dataset, Integers
 from harmonium.data.labels import stratified
 
 MOST_SIDE = 4096  # pixels; larger values are taken for typing errors
@@ -132,7 +132,8 @@ class DataSpec:
         """Divide what was decoded into the parts of a data set, as the settings say."""
         parts = dict(stored.parts)
         rows, notes = np.arange(len(parts["train"])), list(stored.notes)
-        groups = _groups(parts)
+        check_parts(parts)
+        groups = groups_of(parts["train"])
         rest, test = rows, parts.get("test")
         if test is None:
             rest, held_out = self._hold_out("test", rows, self.test_share(), len(rows), groups)
@@ -196,18 +197,22 @@ class DataSpec:
             cut = len(rows) - wanted
             return order[:cut], order[cut:]
         held_out = whole_groups(groups[order], wanted)
-        self._check_near(purpose, share, wanted, int(held_out.sum()), len(rows))
+        self._check_near(purpose, wanted, held_out, groups[order])
         return order[~held_out], order[held_out]
 
-    def _check_near(self, part: str, share: float, wanted: int, found: int, count: int) -> None:
+    def _check_near(
+        self, part: str, wanted: int, inside: npt.NDArray[np.bool_], groups: Integers
+    ) -> None:
         """Raise an error if groups are so large that a part is far from what its share says."""
-        if found < count and wanted / 2 <= found <= 2 * wanted:
+        found, count = int(inside.sum()), len(groups)
+        if wanted / 2 <= found <= 2 * wanted and found < max(count, 1):
             return
-        fits = f"={found / count:.2g}, or " if found < count else "=0, or smaller groups, or "
+        near = found or int(np.unique(groups, return_counts=True)[1].min())
+        key = Key("data", part)
         raise DataError(
-            *(Key("data", part), f"={share:g} is {counted(wanted, 'image')} of {self.name}, but "),
-            f"groups are kept together and the nearest that they allow is {found} of {count}: ",
-            *("use ", Key("data", part), fits, "images of more groups"),
+            *(key, f"={getattr(self, part):g} is {counted(wanted, 'image')} of {self.name}, but "),
+            f"groups are kept together and the nearest that they allow is {near} of {count}: use ",
+            *(key, f"={near / count:.2g} or " if near < count else "=", "0"),
         )
 
     def _keep_labelled(
@@ -230,9 +235,8 @@ class DataSpec:
         share = np.bincount(labels[rows][positions])
         inside = covering_groups(groups[rows], labels[rows], share, rng)
         known = inside & (labels[rows] != UNKNOWN)
-        found = int(known.sum())
-        self._check_near("labelled", self.labelled, len(positions), found, len(rows))
-        if lost := int(inside.sum()) - found:
+        self._check_near("labelled", len(positions), known, groups[rows])
+        if lost := int((inside & ~known).sum()):
             notes.append(
                 f"{counted(lost, 'image')} without a label are left out: their groups are "
                 "in the labelled part"
@@ -270,6 +274,24 @@ def changed(spec: DataSpec, *names: str) -> dict[str, Any]:
     return {name: v for name in names if (v := getattr(spec, name)) != defaults[name]}
 
 
+def read_alike(spec: DataSpec, model: DataSpec) -> DataSpec:
+    """`spec` with what `model` says of fit and grey levels, which an encoder depends on.
+
+    What `model` leaves at its default stays as `spec` has it.
+
+    >>> from harmonium.data.sets.digits import Digits
+    >>> read_alike(Digits(), Digits(fit="pad")).fit
+    'pad'
+    """
+    names = ("fit", "window", "percentiles")
+    said: dict[str, Any] = {name: getattr(model, name, None) for name in names}
+    known = {field.name for field in fields(spec)}
+    said = {name: v for name, v in said.items() if name in known and v not in (None, "cut")}
+    if said.keys() & {"window", "percentiles"}:  # either replaces the other
+        said = {"window": None, "percentiles": None, **said}
+    return replace(spec, **said)
+
+
 def check_share(setting: str, value: float) -> None:
     """Raise an error unless the value is at least 0 and below 1."""
     if not 0 <= value < 1:
@@ -303,82 +325,6 @@ def check_is_file(name: str, path: str) -> None:
 def no_labels(count: int) -> Integers:
     """Labels of `count` images whose classes are unknown."""
     return np.full(count, UNKNOWN, np.int64)
-
-
-# ---- groups --------------------------------------------------------------------------------------
-
-
-def _groups(parts: Mapping[str, Images]) -> Integers | None:
-    """The group of each training image, if there are any; an image of none has its own.
-
-    Raises DataError if a group has images in two parts.
-    """
-    columns = {
-        name: images.factors[GROUP] for name, images in parts.items() if GROUP in images.factors
-    }
-    for one, other in itertools.combinations(columns, 2):
-        both = np.intersect1d(columns[one], columns[other])
-        if both := int((both != UNKNOWN).sum()):
-            raise DataError(
-                f"{counted(both, 'group')} with images in the {one} part have some in the {other} "
-                "part too: keep every group in one part, or set ",
-                *(Key("data", "group_column"), "=none to keep no groups together"),
-            )
-    column = columns.get("train")
-    return None if column is None or (column == UNKNOWN).all() else own_groups(column)
-
-
-def own_groups(column: Integers) -> Integers:
-    """The groups numbered from 0, with a group for each image that has none.
-
-    >>> own_groups(np.array([7, -1, 7, 2, -1])).tolist()
-    [3, 0, 3, 2, 1]
-    """
-    alone = np.flatnonzero(column == UNKNOWN)
-    distinct = column.astype(np.int64, copy=True)
-    distinct[alone] = np.arange(len(alone)) - len(alone) + min(0, int(column.min(initial=0)))
-    return np.unique(distinct, return_inverse=True)[1].astype(np.int64)
-
-
-def whole_groups(groups: Integers, wanted: int) -> npt.NDArray[np.bool_]:
-    """Which images belong to the groups that are taken to have about `wanted` of them.
-
-    Groups are taken from the end of the images' order while they fit; then the one that brings the
-    number nearest, if any does.
-
-    >>> whole_groups(np.array([0, 1, 1, 2, 2, 2]), 4).tolist()
-    [True, False, False, True, True, True]
-    """
-    sizes = np.bincount(groups)
-    taken, total = np.zeros(len(sizes), bool), 0
-    for group in dict.fromkeys(groups[::-1].tolist()):
-        if total + sizes[group] <= wanted:
-            taken[group], total = True, total + int(sizes[group])
-    left = np.flatnonzero(~taken)
-    if len(left):
-        best = left[sizes[left].argmin()]
-        if abs(total + sizes[best] - wanted) < wanted - total or (wanted and not total):
-            taken[best] = True
-    return taken[groups]
-
-
-def covering_groups(
-    groups: Integers, labels: Integers, share: Integers, rng: np.random.Generator
-) -> npt.NDArray[np.bool_]:
-    """Which images belong to groups, drawn at random, that have `share` images of every class."""
-    missing = share.astype(np.int64, copy=True)
-    order = np.argsort(groups, kind="stable")
-    members = np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
-    inside = np.zeros(len(groups), bool)
-    for place in rng.permutation(len(members)):
-        own = labels[members[place]]
-        has = np.bincount(own[own != UNKNOWN], minlength=len(missing))
-        if (np.minimum(has[: len(missing)], missing) > 0).any():
-            inside[members[place]] = True
-            missing = np.maximum(missing - has[: len(missing)], 0)
-        if not missing.any():
-            break
-    return inside
 
 
 def _sum(rows: Integers) -> str:

@@ -13,17 +13,18 @@ import os
 import secrets
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from harmonium.core.errors import ConfigError, DataError, StoreError, undefined
+from harmonium.core.errors import ConfigError, DataError, StoreError, counted, undefined
 from harmonium.core.paths import make_folder
 from harmonium.core.registry import Registry
 from harmonium.core.seeds import numpy_rng
+from harmonium.data.grouping import check_clients, divided, groups_of, regrouped
 from harmonium.data.images import UNKNOWN, Dataset, Images, Integers
 from harmonium.data.labels import stratified
 from harmonium.data.newcomers import newcomers
@@ -55,6 +56,7 @@ class SplitRule:
 
     name: ClassVar[str] = ""
     needs_labels: ClassVar[bool] = False
+    moves_groups: ClassVar[bool] = False  # whether images may change clients to keep groups whole
 
     def __post_init__(self) -> None:
         """Check the settings that do not depend on the data."""
@@ -104,6 +106,32 @@ class SplitRule:
         for name in ("labels", "labelled"):
             if (value := getattr(self, name)) < 1 and not images.labelled:
                 raise DataError(f"split.{name}={value}, but {called} has no labels: leave it out")
+
+    def deal(
+        self, images: Images, clients: int, rng: np.random.Generator, called: str = "this data set"
+    ) -> Shares:
+        """What `assign` returns, with each group of images, if there are any, at one client.
+
+        Rules that deal single images out give whole groups instead, as near as possible to the same
+        shares; others are refused if they would divide a group.
+        """
+        groups = groups_of(images)
+        if groups is None:
+            return self.assign(images, clients, rng)
+        if self.moves_groups:
+            check_clients(groups, clients, called)
+        shares = self.assign(images, clients, rng)
+        if not (parted := divided(groups, shares.indices)):
+            return shares
+        if not self.moves_groups:
+            raise DataError(
+                f"split '{self.name}' would divide {counted(parted, 'group')} of {called} among "
+                "clients, and cannot keep groups together: use one that can, such as split=iid"
+            )
+        indices = regrouped(groups, images.labels, shares.indices, rng)
+        sizes = [len(own) for own in indices]
+        note = f"groups are kept together: clients hold {min(sizes)} to {max(sizes)} images"
+        return replace(shares, indices=indices, notes=[*shares.notes, note])
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
         """Divide the images among clients; `check` has passed."""
@@ -285,7 +313,7 @@ def make_split(
     places = clients * spec.merge  # clients before neighbours are merged
     spec.training(clients)
     spec.check(images, places, called)
-    shares = spec.assign(images, places, numpy_rng(seed, "split"))
+    shares = spec.deal(images, places, numpy_rng(seed, "split"), called)
     if shares.data is not None:
         _check_data(shares.data, data_digest, called)
     indices = tuple(shares.indices)

@@ -13,7 +13,10 @@ take the maximum, and other statistics of a method are combined as it declares.
   You Really Backdoor Federated Learning?, 2019). Weights count as in the mean. A given bound is
   for trained parameters; BatchNorm's statistics and EMA twins are then averaged plainly. Without
   one the bound is the median length of the round's changes, and changes of all other tensors are
-  bounded by their own median, because statistics can be poisoned, too. A bounded change can still
+  bounded by their own median, because statistics can be poisoned, too. A client with many more
+  images than the median takes more steps, so that its change is shortened much; `weighted` takes
+  the median over images, which is safe while malicious clients hold fewer than half of them. A
+  bounded change can still
   point in the wrong direction in every round. With `agreement`, a client whose change of the
   trained parameters has a smaller cosine with the coordinate-wise median of all changes is left out
   of the round's mean.
@@ -25,7 +28,6 @@ grows with the number of clients. `mean` and a given norm bound need only one at
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -146,6 +148,7 @@ class NormBound(Aggregation):
 
     bound: float | None = None  # longest change; none: the median length of the round's changes
     agreement: float | None = None  # least cosine with the median change; none: clients may differ
+    weighted: bool = False  # the median length counts clients by their weights, not alike
 
     def __post_init__(self) -> None:
         if self.bound is not None and not self.bound > 0:
@@ -187,9 +190,24 @@ class NormBound(Aggregation):
     ) -> list[float]:
         """By how much each upload's change of some tensors must shrink; 1: not at all."""
         norms = [_norm(one.tensors, sent, keys) for one in uploads]
-        # Of an even number the lower middle: the upper one may be malicious.
-        bound = statistics.median_low(norms) if self.bound is None else self.bound
+        bound = self.bound
+        if bound is None:
+            bound = _median(norms, [one.weight if self.weighted else 1 for one in uploads])
         return [1.0 if norm <= bound else bound / norm for norm in norms]
+
+
+def _median(values: Sequence[float], weights: Sequence[float]) -> float:
+    """The weighted median; of two middle values the lower, as the upper one may be malicious.
+
+    >>> _median([5, 1, 9, 3], [1, 1, 1, 1]), _median([5, 1, 9, 3], [10, 1, 1, 1])
+    (3, 5)
+    """
+    half, below = sum(weights) / 2, 0.0
+    for value, weight in sorted(zip(values, weights, strict=True)):
+        below += weight
+        if below >= half:
+            return value
+    return math.nan
 
 
 def _agreeing(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from harmonium.core.errors import ConfigError, DataError, suggest
 from harmonium.core.settings import choose
-from harmonium.data.datasets import DataSpec, datasets
+from harmonium.data.datasets import DataSpec, datasets, read_alike
 from harmonium.data.images import UNKNOWN, Dataset, Images
 from harmonium.recipe.overrides import Change, apply_changes
 
@@ -79,12 +79,13 @@ class EvalSets:
         """A set with its settings."""
         return choose(f"on.{name}", datasets, {"name": name, **self.settings.get(name, {})})
 
-    def load(self, name: str, shape: tuple[int, int, int]) -> Dataset:
-        """A set in the shape of a run's images, read once."""
+    def load(self, name: str, shape: tuple[int, int, int], run: DataSpec) -> Dataset:
+        """A set in the shape of a run's images and read as they were, read once."""
         height, width, channels = shape
-        key = (name, shape)
+        how = read_alike(self.spec(name), run)
+        key = (name, shape, how)
         if key not in self._loaded:
-            spec = replace(self.spec(name), channels=channels)
+            spec = replace(how, channels=channels)
             spec = replace(spec, size=height) if height == width else spec
             try:
                 dataset = spec.load()

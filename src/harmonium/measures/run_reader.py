@@ -92,7 +92,8 @@ class Run:
         if name not in self._eval_data:
             if name == UPRIGHT:
                 raise ConfigError(f"no client of {self.path} holds rotated images: set on={OWN}")
-            self._eval_data[name] = EvalData(name, self.sets.load(name, self.dataset.train.shape))
+            shape, run = self.dataset.train.shape, self.recipe.data
+            self._eval_data[name] = EvalData(name, self.sets.load(name, shape, run))
         return self._eval_data[name]
 
     def overlap(self, name: str) -> list[str]:
@@ -402,7 +403,7 @@ def _federated(
         )
     method = method_of(recipe)
     side, channels = recipe.data.size or method.world.side, method.world.channels
-    dataset = sets.load(sets.names[0], (side, side, channels))
+    dataset = sets.load(sets.names[0], (side, side, channels), recipe.data)
     nobody = Split((), {}, dataset.digest, f"federation {recipe.digest}")
     fields: dict[str, Any] = {"at_site": at_site, **more}
     return Federated(label, path, recipe, dataset, None, nobody, commit, note, **fields)

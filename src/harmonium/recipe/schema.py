@@ -75,6 +75,7 @@ _ADDED_TO_DATA = {
 }
 ADDED: Mapping[str, Mapping[str, Any]] = {
     "local": {"max_steps": None, "precision": "fp32", "compile": False},
+    "aggregation": {"weighted": False},
     "data": _ADDED_TO_DATA,
     "public": _ADDED_TO_DATA,
 }

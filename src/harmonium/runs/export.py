@@ -99,8 +99,7 @@ class LoadedEncoder(nn.Module):
         self.whitening = whitening
         self.features: int = whitening.directions if whitening else about["features"]
         self.fit: Fit = about.get("fit", "cut")
-        how = {"depth": 16, "window": None, "percentiles": None}
-        self.levels = Levels(**{key: about.get(key, usual) for key, usual in how.items()})
+        self.levels = Levels(about.get("depth", 16), about.get("window"), about.get("percentiles"))
         self.method, self.data, self.recipe = about["method"], about["data"], about["recipe"]
 
     def __repr__(self) -> str:
@@ -447,6 +446,9 @@ def _checked_about(about: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"images cannot have {number} pixels or channels")
     if about.get("fit", "cut") not in RESIZED:
         raise ValueError(f"images cannot be fitted by {about['fit']!r}")
+    for pair in (about.get("window"), about.get("percentiles")):
+        if pair is not None and {*map(type, pair)} - {int, float} or len(pair or "ab") != 2:
+            raise ValueError(f"{pair!r} should be two numbers")
     return about
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from harmonium.core import devices, files
 from harmonium.core.errors import ConfigError, DataError, HarmoniumError, StoreError
+from harmonium.data.datasets import read_alike
 from harmonium.data.images import Dataset
 from harmonium.data.partition import Split
 from harmonium.data.shift import with_split_angles
@@ -137,7 +138,7 @@ def load_public(
     if recipe.public is None:
         return None
     height, width, channels = shape
-    spec = replace(recipe.public, channels=channels)
+    spec = replace(read_alike(recipe.public, recipe.data), channels=channels)
     try:
         return (replace(spec, size=height) if height == width else spec).load(key)
     except (ConfigError, DataError) as error:  # the settings of `data`, in another section

@@ -22,7 +22,7 @@ from harmonium.core.errors import ConfigError, DataError, PolicyRefusal, counted
 from harmonium.core.paths import make_folder
 from harmonium.core.settings import choose
 from harmonium.core.types import ClientId
-from harmonium.data.datasets import DataSpec, datasets
+from harmonium.data.datasets import DataSpec, datasets, read_alike
 from harmonium.data.images import UNKNOWN, Dataset, Images
 from harmonium.engines.remote import NEEDS_FLOWER
 from harmonium.engines.runtime import ClientRuntime
@@ -98,14 +98,26 @@ class SiteImages:
         This reports unreadable files before the site connects. The images stay in the cache, so
         the next call is fast.
         """
-        dataset, images = self.load(INSPECTION_SIDE, 1)
+        own = self.spec.channels
+        dataset, images = self.load(INSPECTION_SIDE, 1 if own in (1, 3) else own)
         for text in dataset.notes:
             note(text)
         note(f"{counted(len(images), 'image')} to take part with")
 
+    def for_plan(self, plan: DataSpec) -> DataSpec:
+        """How this site reads its images for a plan, whose fit and grey levels go first."""
+        return replace(read_alike(self.spec, plan), size=plan.size, channels=plan.channels)
+
     def load(self, size: int | None, channels: int | None) -> tuple[Dataset, Images]:
         """The data set at this size and number of channels, and the images to train on."""
-        dataset = replace(self.spec, size=size, channels=channels).load()
+        return self._loaded(replace(self.spec, size=size, channels=channels))
+
+    def load_for(self, plan: DataSpec) -> tuple[Dataset, Images]:
+        """The same as a plan has it."""
+        return self._loaded(self.for_plan(plan))
+
+    def _loaded(self, spec: DataSpec) -> tuple[Dataset, Images]:
+        dataset = spec.load()
         first, step = self.part
         chosen = dataset.train
         return dataset, chosen.subset(np.arange(len(chosen))[first::step]) if step > 1 else chosen
@@ -131,7 +143,7 @@ def open_runtime(
 ) -> ClientRuntime:
     """The runtime that performs a plan's tasks, for the one client that this site is."""
     method = method_of(plan)
-    dataset, images = site_images.load(plan.data.size, plan.data.channels)
+    dataset, images = site_images.load_for(plan.data)
     for text in dataset.notes:
         note(text)
     if method.reads_labels:
@@ -207,6 +219,7 @@ def save_final_encoder(
     message: Mapping[str, Any],
     state: Mapping[str, Any],
     left: Mapping[str, Mapping[str, int]],
+    reading: DataSpec | None = None,
 ) -> Path:
     """Write the final encoder and `run.json` into the run's folder at this site.
 
@@ -220,13 +233,15 @@ def save_final_encoder(
         message: the values that the server sent with `finish`.
         state: the client's kept state, for methods with personal parts.
         left: bytes that left this site, by exchange and kind.
+        reading: how this site read its images, if not as the plan's data.
     """
     server = Server({}, message["model"], memory={"statistics": message["statistics"]})
     path = folder / "encoder.safetensors"
     encoder = runtime.method.represent(server, state)
     files = {
         path.name: save_encoder(
-            path, encoder, plan, runtime.method, plan.data.name, runtime.images.shape
+            *(path, encoder, plan, runtime.method, plan.data.name, runtime.images.shape),
+            reading=reading,
         ),
         "recipe.yaml": store.write_atomic(folder / "recipe.yaml", plan.yaml().encode()),
     }
@@ -284,7 +299,8 @@ def run_client(
         plan: Recipe, runtime: ClientRuntime, folder: Path, message: Any, state: Any
     ) -> None:
         left = bytes_by_step(site.log.entries(), folder.name)
-        path = save_final_encoder(plan, runtime, folder, message, state, left)
+        reading = site_images.for_plan(plan.data)
+        path = save_final_encoder(plan, runtime, folder, message, state, left, reading)
         note(f"the run is over: the encoder is {path}")
         note(f"{path.with_name(SITE_REPORT)} has the results, the participants and the bytes sent")
         note(f"evaluate it on a labelled set: harmonium eval {folder} knn on=SET")

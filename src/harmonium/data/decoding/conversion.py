@@ -150,8 +150,8 @@ def read_image(
     # Each channel by itself where there are 2 or 4: Pillow would weight colours by the last one.
     bands = [image] if channels in (1, 3) else image.split()
     if size is not None:
-        sides = (size, size) if isinstance(size, int) else size
-        bands = [fitted(band, *sides, fit) for band in bands]
+        height, width = (size, size) if isinstance(size, int) else size
+        bands = [fitted(band, height, width, fit) for band in bands]
     planes = [np.asarray(band) for band in bands]
     return planes[0] if channels == 3 else np.stack(planes, 2)
 

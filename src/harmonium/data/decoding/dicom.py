@@ -34,6 +34,7 @@ from harmonium.data.decoding.conversion import (
 from harmonium.data.images import Pixels
 
 ENDINGS = (".dcm", ".dicom")
+NO_IMAGE = "a DICOM file without an image"  # a report, a plan, a presentation
 GREY = ("MONOCHROME1", "MONOCHROME2")
 COLOUR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "YBR_PARTIAL_420")
 PALETTE = "PALETTE COLOR"
@@ -90,7 +91,7 @@ def header(path: str) -> Header:
     with _reading():
         about = _about(path, *_version(path))
         if not about.get("Rows") or not about.get("Columns"):
-            raise DataError("a DICOM file without an image")
+            raise DataError(NO_IMAGE)
         width, height = int(about.Columns), int(about.Rows)
         if Image.MAX_IMAGE_PIXELS and width * height > Image.MAX_IMAGE_PIXELS:
             raise DataError(f"{width} x {height} pixels are too many")
@@ -104,12 +105,12 @@ def header(path: str) -> Header:
 
 def frame(path: str, number: int, levels: Levels) -> Image.Image:
     """One frame, counted from 0, as it is meant to be shown: 8-bit grey or RGB."""
-    from pydicom.pixels import apply_color_lut, pixel_array
+    from pydicom.pixels.processing import apply_color_lut
 
     header(path)  # refuses what cannot be read, with the reason
     with _reading():
         about = _about(path, *_version(path))
-        values = pixel_array(path, index=number)
+        values = _stored(path, number, about.file_meta.TransferSyntaxUID)
         shown = str(about.PhotometricInterpretation)
         if shown in GREY:
             grey = _grey(values, _of_frame(about, number), levels)
@@ -168,7 +169,7 @@ def _of_frame(about: Any, number: int) -> Any:
 
 def _check_compression(syntax: Any) -> None:
     """Raise an error if pydicom cannot decode a transfer syntax with what is installed."""
-    from pydicom.pixels import get_decoder
+    from pydicom.pixels.decoders.base import get_decoder
 
     if syntax is None:
         raise DataError("a DICOM file that does not say how its pixels are stored")
@@ -181,7 +182,24 @@ def _check_compression(syntax: Any) -> None:
     except NotImplementedError:
         usable = False
     if not usable:
-        raise DataError(f"{syntax.name.partition(' (')[0]}: pydicom has no decoder for it here")
+        raise DataError(f"no decoder here for {syntax.name.partition(' (')[0]}")
+
+
+def _stored(path: str, number: int, syntax: Any) -> npt.NDArray[Any]:
+    """The values of a frame as they are stored, but for colours, which are RGB."""
+    from pydicom import dcmread
+    from pydicom.pixels.utils import pixel_array
+
+    source: Any = path
+    if syntax.is_deflated:  # the whole file is compressed, so no part of it can be sought
+        source = dcmread(path, specific_tags=[*_READ, "PixelData"])
+    try:
+        values: npt.NDArray[Any] = pixel_array(source, index=number)
+    except AttributeError:
+        raise DataError("a DICOM file without pixels, or without their description") from None
+    except RuntimeError:  # e.g. 12 bits, which the decoder that is installed does not know
+        raise DataError(f"its {syntax.name.partition(' (')[0]} cannot be decoded here") from None
+    return values
 
 
 # ---- grey levels ---------------------------------------------------------------------------------
@@ -189,7 +207,7 @@ def _check_compression(syntax: Any) -> None:
 
 def _grey(stored: npt.NDArray[Any], about: Any, levels: Levels) -> Pixels:
     """Bytes from stored values: rescaled, then by the window that `levels` or the file gives."""
-    from pydicom.pixels import apply_modality_lut
+    from pydicom.pixels.processing import apply_modality_lut
 
     values = apply_modality_lut(stored, about)
     given = levelled(values, levels, ~_padding(stored, about))

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from harmonium.core.errors import ConfigError, DataError, Key
+from harmonium.core.errors import ConfigError, DataError, Key, counted
 from harmonium.core.settings import shown
 from harmonium.data.cache import Writer, digest_of, printable
 from harmonium.data.datasets import DataSpec, UnsplitSpec, changed
@@ -281,6 +281,7 @@ class _Task:
     bad: list[tuple[ImageFile, str]] = field(default_factory=list)  # unreadable, with the reason
     kinds: dict[str, list[ImageFile]] = field(default_factory=dict)  # files written, by image kind
     groups: dict[str, int] = field(default_factory=dict)  # number of each patient, by hash
+    alone: int = 0  # images of no known patient, where patients are kept together
 
     def run(self, files: Mapping[str, Sequence[ImageFile]], workers: int | None) -> None:
         rows = [(part, file) for part, some in files.items() for file in some]
@@ -296,7 +297,7 @@ class _Task:
         self, rows: list[tuple[str, ImageFile]], decoders: Decoders
     ) -> list[tuple[str, ImageFile]]:
         """A row for each image: a file may have several frames."""
-        frames = getattr(self.spec, "frames", "first")
+        frames: Frames = getattr(self.spec, "frames", "first")
         sources = decoders.sources([str(file.path) for _, file in rows], frames)
         framed = [
             (part, file if isinstance(source, str) else _frame_of(file, source[1]))
@@ -428,12 +429,19 @@ class _Task:
 
     def _number(self, group: str) -> int:
         """The number of a patient, in the order in which files are read; -1: not known."""
+        self.alone += not group
         return self.groups.setdefault(group, len(self.groups)) if group else UNKNOWN
 
     # ---- afterwards ----
 
     def _report(self) -> None:
         """Raise an error for unreadable files or note them; note which images were converted."""
+        if others := [row for row in self.bad if row[1] == dicom.NO_IMAGE]:
+            self.bad = [row for row in self.bad if row[1] != dicom.NO_IMAGE]
+            self.count -= len(others)
+            self.writer.notes.append(
+                f"{counted(len(others), 'DICOM file')} without an image, such as reports, left out"
+            )
         if self.bad:
             if self.spec.corrupt == "refuse":
                 raise DataError(
@@ -444,6 +452,10 @@ class _Task:
             if len(self.bad) == self.count:
                 raise DataError(self._unreadable())
             self.writer.notes.append(f"left out: {self._unreadable()}")
+        if self.alone:
+            self.writer.notes.append(
+                f"{self.alone} of {self.count} images have no PatientID: each is a group of its own"
+            )
         order = self.spec.order(self.channels)
         ranged = order.window is not None or order.percentiles is not None
         if (wide := len(self.kinds.get("16-bit grey", ()))) and not ranged:

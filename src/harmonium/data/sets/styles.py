@@ -13,7 +13,7 @@ from harmonium.core.errors import ConfigError, DataError, Key
 from harmonium.core.seeds import numpy_rng
 from harmonium.data.cache import Writer
 from harmonium.data.datasets import DataSpec, check_at_least, datasets
-from harmonium.data.images import Images, Integers
+from harmonium.data.images import GROUP, Images, Integers
 from harmonium.data.partition import pools_by_class
 from harmonium.data.sets.npz import Npz
 from harmonium.data.splits.sampling import levelled
@@ -60,7 +60,9 @@ class StyledImages(DataSpec):
         return tuple(text for member in self._members() for text in member.missing())
 
     def _members(self) -> list[DataSpec]:
-        common = {"size": self.size, "channels": self.channels, "seed": self.seed, "validation": 0}
+        names = ("size", "channels", "fit", "seed")
+        common: dict[str, Any] = {name: getattr(self, name) for name in names}
+        common["validation"] = 0
         return [
             Npz(path=name, **common) if is_archive(name) else datasets[name](**common)
             for name in self.sets
@@ -92,6 +94,11 @@ class StyledImages(DataSpec):
                     f": {names[0]} has {len(classes)} classes "
                     f"({', '.join(classes[:3])} …), but {name} has {len(member.classes)} "
                     f"({', '.join(member.classes[:3])} …): styles show the same classes",
+                )
+            if GROUP in member.train.factors:
+                raise DataError(
+                    *(Key("data", "sets"), f": {name} has a column '{GROUP}', and data=styles "),
+                    "cannot keep groups together: remove the column",
                 )
             writer.notes += [f"{name}: {note}" for note in member.notes]
         writer.names["style"] = names

@@ -25,6 +25,7 @@ class Dirichlet(SplitRule):
     prior: bool = False  # alpha times the share of each class, as Federated SimCLR counts it
 
     needs_labels: ClassVar[bool] = True
+    moves_groups: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot be right."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from harmonium.data.partition import Shares, SplitRule, splits
 @dataclass(frozen=True)
 class IID(SplitRule):
     """Every client the same number of images, drawn at random; the remainder goes to nobody."""
+
+    moves_groups: ClassVar[bool] = True
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
         """Cut one permutation into equal pieces."""

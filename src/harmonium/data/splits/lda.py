@@ -37,6 +37,7 @@ class Lda(SplitRule):
     min_size: int = 10  # images that every client has at least
 
     needs_labels: ClassVar[bool] = True
+    moves_groups: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot be right."""

@@ -39,6 +39,7 @@ class OrchestraSplit(SplitRule):
     rounding: Literal["floor", "largest"] = "floor"  # as published; largest: equal sizes, no loss
 
     needs_labels: ClassVar[bool] = True
+    moves_groups: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot be right."""

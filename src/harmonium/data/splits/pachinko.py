@@ -34,6 +34,7 @@ class Pachinko(SplitRule):
     column: str = "coarse"  # the column that holds the coarse class
 
     needs_labels: ClassVar[bool] = True
+    moves_groups: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot be right."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,6 +31,8 @@ class Quantity(SplitRule):
 
     alpha: float = 0.5  # concentration: small is one large client, large is equal sizes
     min_size: int = 10  # images that every client has at least
+
+    moves_groups: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot be right."""

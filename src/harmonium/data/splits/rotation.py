@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -36,8 +36,8 @@ class RotationSplit(SplitRule):
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
         """Shares as `iid`, then the angles."""
-        indices = IID().assign(images, clients, rng).indices
-        return Shares(indices, angles=draw_angles(indices, self.alpha, self.bins, rng))
+        shares = IID().deal(images, clients, rng)
+        return replace(shares, angles=draw_angles(shares.indices, self.alpha, self.bins, rng))
 
 
 @splits("joint")
@@ -62,9 +62,9 @@ class Joint(SplitRule):
 
     def assign(self, images: Images, clients: int, rng: np.random.Generator) -> Shares:
         """Shares as `dirichlet`, then the angles."""
-        indices = Dirichlet(self.alpha, self.prior).assign(images, clients, rng).indices
+        shares = Dirichlet(self.alpha, self.prior).deal(images, clients, rng)
         alpha = self.alpha if self.angle_alpha is None else self.angle_alpha
-        return Shares(indices, angles=draw_angles(indices, alpha, self.bins, rng))
+        return replace(shares, angles=draw_angles(shares.indices, alpha, self.bins, rng))
 
 
 def draw_angles(
