@@ -22,7 +22,7 @@ LAYERS = (
     ("recipe",),
     ("runs",),
     ("sites",),
-    ("measures",),
+    ("measures", "handover"),
     ("studies",),
     ("cli",),
 )

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from harmonium.core import errors as errors
     from harmonium.core.callbacks import Callback as Callback
     from harmonium.federation.method import Method as Method
+    from harmonium.handover.export import export as export
+    from harmonium.handover.verify import verify as verify
     from harmonium.learning.encoders import Encoder as Encoder
     from harmonium.learning.objectives import Objective as Objective
     from harmonium.measures.evaluation import evaluate_run as evaluate_run
@@ -42,6 +44,7 @@ _WHERE = {
     "check_method": "harmonium.testing",
     "diagnose": "harmonium.studies.diagnosis",
     "evaluate_run": "harmonium.measures.evaluation",
+    "export": "harmonium.handover.export",
     "load_encoder": "harmonium.runs.export",
     "progress": "harmonium.report.run_progress",
     "resume": "harmonium.runs.start",
@@ -49,6 +52,7 @@ _WHERE = {
     "study": "harmonium.studies.evidence.study",
     "sweep": "harmonium.studies.comparison.sweep",
     "tune": "harmonium.studies.tuning.study",
+    "verify": "harmonium.handover.verify",
 }
 _MODULES = {"errors": "harmonium.core.errors", "privacy": "harmonium.privacy"}
 __all__ = sorted(_WHERE)  # noqa: PLE0605

@@ -21,6 +21,7 @@ from harmonium.cli.data import data, datasets
 from harmonium.cli.diagnosis import diagnose
 from harmonium.cli.evaluate import evaluate
 from harmonium.cli.federation import client, server
+from harmonium.cli.handover import export, verify
 from harmonium.cli.privacy import privacy
 from harmonium.cli.study import study
 from harmonium.cli.terminal import (
@@ -184,6 +185,8 @@ app.command("eval")(evaluate)
 app.command()(privacy)
 app.command()(study)
 app.command()(tune)
+app.command()(export)
+app.command()(verify)
 
 
 @app.command()

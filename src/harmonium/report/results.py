@@ -29,7 +29,7 @@ def line(result: Result) -> str:
 
 def summary(result: Result) -> str:
     """A run in a few lines of plain text."""
-    names, rows = _table(result)
+    names, rows = probe_table(result)
     lines = [_title(result)]
     if rows:
         lines += ["", "test accuracy in percent, encoder frozen", *_aligned(names, rows)]
@@ -45,7 +45,7 @@ def summary(result: Result) -> str:
 
 def html(result: Result) -> str:
     """A run as a compact table for notebooks; whatever comes from outside is escaped."""
-    names, rows = _table(result)
+    names, rows = probe_table(result)
     lines = [f"<b>{markup.escape(_title(result))}</b>"]
     if rows:
         heads = "".join(f"<th>{markup.escape(name)}</th>" for name in names)
@@ -88,7 +88,7 @@ def _probes(figures: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in figures.items() if v is None or _is_number(figures, k)}
 
 
-def _table(result: Result) -> tuple[list[str], list[tuple[str, list[str]]]]:
+def probe_table(result: Result) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """What is shown side by side, and a row for every probe, with what else is known of it."""
     columns: dict[str, Mapping[str, Any]] = {"trained": result.figures}
     if result.whitened:

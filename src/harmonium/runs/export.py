@@ -360,7 +360,7 @@ def load_encoder(
     """The encoder of a finished run, as an `nn.Module` that takes images as they are.
 
     Args:
-        path: a run's folder, its `Result`, or an `encoder.safetensors`.
+        path: a run's folder, its `Result`, a bundle's folder, or an `encoder.safetensors`.
         layout: the order of the axes of arrays and tensors, "NHWC" or "NCHW". Without it channels
             are last, and an ambiguous array is refused.
         strict: refuse images of another size or with other channels than those of training,

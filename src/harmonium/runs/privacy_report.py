@@ -168,7 +168,7 @@ def report(folder: str | Path, delta: float | None = None) -> Report:
     if not 0 < delta < 1:
         raise ConfigError(f"delta is {delta}; it must be above 0 and below 1, e.g. 1e-5")
     about = run.about()
-    examples = _examples(path, about)
+    examples = examples_by_client(path, about)
     entries = charged(run.read_log("ledger.jsonl"), run.read_log(ASKED))
     released = _released(method, entries, examples)
     left = left_out(run.read_log("metrics.jsonl"))
@@ -236,7 +236,7 @@ def _delta(recipe: Recipe) -> tuple[float, str]:
     return recipe.privacy.delta, "privacy.delta"
 
 
-def _examples(path: Path, about: Mapping[str, Any]) -> dict[ClientId, int]:
+def examples_by_client(path: Path, about: Mapping[str, Any]) -> dict[ClientId, int]:
     """Every client's number of examples: of the split here, or as sites registered it."""
     if about.get("federation"):
         return {one["client"]: one["examples"] for one in about["federation"]["roll"]}
