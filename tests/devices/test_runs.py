@@ -62,18 +62,62 @@ def test_a_run_ends_with_the_bits_of_the_cpu(runs: dict[str, Any]) -> None:
     assert encoders[0] == encoders[1]
 
 
-@pytest.mark.parametrize("name", sorted(set(measures.table()) - {"styles", "transfer"}))
+FEW: dict[str, list[str]] = {
+    "knn": ["knn.k=5"],
+    "personal": ["personal.clients=2"],
+    "semi": ["semi.draws=1", "semi.epochs=3"],
+    "transfer": ["transfer.epochs=2", "on=digits", "on.digits.limit=40"],
+}
+OF_STYLES: list[list[str]] = [
+    ["styles", "styles.pictures=8"],
+    ["personal"],  # each client's adapter learns beside its classifier
+    ["personal", "personal.epochs=0", "personal.adapter=frozen"],
+    ["personal", "personal.epochs=0", "personal.adapter=mlp", "personal.hidden=8"],
+]
+
+
+def same_figures(here: Path, there: Path, *words: str) -> None:
+    """A measure of two runs, one evaluated on the CPU and one on the device."""
+    figures = []
+    for run, device in ((here, "cpu"), (there, NAME)):
+        engine = ("engine.workers=0", f"engine.device={device}")
+        with counted() as waits:
+            found = harmonium.evaluate_run(run, *words, *engine).figures
+        assert not waits["item"] and not waits["index"]
+        assert bool(waits["copy"]) is (device == NAME)  # it did compute there
+        figures.append([next(iter(each.values())) for each in found.values()])
+    assert figures[1] == figures[0]
+
+
+@pytest.mark.parametrize("name", sorted(set(measures.table()) - {"styles"}))
 def test_every_measure_has_the_figures_of_the_cpu(
     name: str, runs: dict[str, Any], all_unrendered: None
 ) -> None:
-    quick = {"knn": {"k": 5}, "semi": {"draws": 1}, "personal": {"clients": 2}}.get(name, {})
-    words = [f"{name}.{key}={value}" for key, value in quick.items()]
-    figures = [
-        harmonium.evaluate_run(run.folder, name, *words, "engine.workers=0").figures[name]
-        for run in runs.values()
-    ]
-    here, there = (next(iter(one.values())) for one in figures)
-    assert there == here
+    folders = (run.folder for run in runs.values())
+    same_figures(*folders, name, *FEW.get(name, []))
+
+
+@pytest.fixture(scope="module")
+def styled(tmp_path_factory: pytest.TempPathFactory, undrawn: None) -> Path:
+    """A run whose clients have style networks and adapters of their own."""
+    data = {**SMALL["data"], "count": 40, "styles": 2, "validation": 0.0}
+    method = {"name": "fedstyle", "style_epochs": 1, "hidden": 8}
+    own = {"data": data, "method": method, "split": "styles", "clients": 2, "rounds": 1}
+    engine = {"workers": 0, "device": "cpu"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harmonium.runs.loop.RunLoop._test", lambda loop, *_: NO_FIGURES)
+        folder = tmp_path_factory.mktemp("styled") / "run"
+        return harmonium.run("fedstyle", **{**SMALL, **own}, engine=engine, out=folder).folder
+
+
+NO_FIGURES: dict[str, Any] = {"figures": {}, "untrained": {}}
+
+
+@pytest.mark.parametrize("words", OF_STYLES, ids=" ".join)
+def test_clients_own_features_have_the_figures_of_the_cpu(
+    words: list[str], styled: Path, all_unrendered: None
+) -> None:
+    same_figures(styled, styled, *words)
 
 
 def test_an_encoder_stays_where_it_was(runs: dict[str, Any]) -> None:
