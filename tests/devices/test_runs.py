@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.devices.pretend import DEVICE, NAME, counted
 
 import harmonium
@@ -118,6 +119,51 @@ def test_clients_own_features_have_the_figures_of_the_cpu(
     words: list[str], styled: Path, all_unrendered: None
 ) -> None:
     same_figures(styled, styled, *words)
+
+
+# ---- other processes -------------------------------------------------------------------------
+
+IN_CHILDREN = '''
+"""Python imports this module first: the device is there, and a file lists the tasks."""
+import sys
+from pathlib import Path
+
+if {{"harmonium.runs.worker", "harmonium.sites.rehearsal"}} & set(sys.orig_argv):
+    from harmonium.engines.runtime import ClientRuntime
+    from tests.devices.pretend import counted
+
+    perform = ClientRuntime.perform
+
+    def noted(runtime, task, broadcast):
+        with counted() as waits:
+            done = perform(runtime, task, broadcast)
+        with Path({file!r}).open("a") as file:
+            file.write(f"{{task.step}} {{runtime.device}} {{sum(waits.values())}}\\n")
+        return done
+
+    ClientRuntime.perform = noted
+'''
+
+
+@pytest.mark.parametrize("kind", ["local", "flower"])
+def test_workers_and_nodes_compute_on_the_device(
+    kind: str, runs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are other processes, and end with the bits of the CPU; a task reads the device once."""
+    tasks = tmp_path / "tasks"
+    (tmp_path / "sitecustomize.py").write_text(IN_CHILDREN.format(file=str(tasks)))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("harmonium.runs.loop.RunLoop._test", lambda loop, *_: NO_FIGURES)
+    engine = {"kind": kind, "workers": 1, "device": NAME}
+    quick = {**SMALL, "evaluate": {**SMALL["evaluate"], "every": 9}}
+    run = harmonium.run("fedavg", **quick, engine=engine, out=tmp_path / "run")
+    steps = ["train"] * 2 * SMALL["clients"] + ["measure_moments"] * SMALL["clients"]
+    assert tasks.read_text().split("\n")[:-1] == [f"{step} {DEVICE} 1" for step in steps]
+    here, there = (load_file(one.folder / "encoder.safetensors") for one in (runs["cpu"], run))
+    assert here.keys() == there.keys() and all(torch.equal(here[key], there[key]) for key in here)
+
+
+# ---- pieces ----------------------------------------------------------------------------------
 
 
 def test_an_encoder_stays_where_it_was(runs: dict[str, Any]) -> None:
