@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.devices.pretend import DEVICE, counted
+from tests.devices.pretend import DEVICE, NAME, counted
 from tests.methods.test_contract import QUICK
 
 from harmonium.core import codec, devices
+from harmonium.data.augment.views import PRESETS, preset
 from harmonium.engines.local import LocalEngine
 from harmonium.engines.runtime import ClientRuntime, Task
 from harmonium.learning.encoders import encoders
@@ -37,13 +38,21 @@ class Counting(ClientRuntime):
 
 
 def elsewhere(recipe: Recipe, runtime: ClientRuntime, folder: Path) -> LocalEngine:
-    return LocalEngine(Counting(**vars(runtime)), folder, workers=0, devices=(DEVICE,))
+    engine = LocalEngine(Counting(**vars(runtime)), folder, workers=0, devices=(DEVICE,))
+    _ = engine.runtime.resident  # all images are sent, once a run
+    return engine
 
 
-def check(name: str, reads: int | None = None, exact: bool = True, **settings: Any) -> None:
+def check(
+    name: str,
+    reads: int | None = None,
+    exact: bool = True,
+    sends: bool = False,
+    **settings: Any,
+) -> None:
     """Two rounds here and there have the same bits; a task reads the device at most so often.
 
-    One more copy brings the task's result home.
+    One more copy brings the task's result home. With `sends` it may send a tensor unpinned.
     """
     reads = READS.get(name, 0) if reads is None else reads
     WAITS.clear()
@@ -57,8 +66,9 @@ def check(name: str, reads: int | None = None, exact: bool = True, **settings: A
         torch.testing.assert_close(tensor, here.server.model[key])
     assert WAITS
     for step, waits in WAITS:
-        assert not waits["index"] and not waits["shape"], f"{name}.{step}: {dict(waits)}"
-        assert waits["copy"] + waits["item"] <= reads + 1, f"{name}.{step}: {dict(waits)}"
+        found = f"{name}.{step}: {dict(waits)}"
+        assert not waits["index"] and not waits["shape"] and (sends or not waits["send"]), found
+        assert waits["copy"] + waits["item"] <= reads + 1, found
 
 
 @pytest.mark.parametrize("name", methods.table())
@@ -115,6 +125,7 @@ ORCHESTRA = {"name": "orchestra", "clusters": 8, "global_steps": 5, "local_clust
                 "encoder": BATCH_NORM,
                 "evaluate": {"tuning": "simclr"},
                 "reads": 1,
+                "sends": True,  # the client's own encoder, before its first image
             },
         ),
         ("fedavg", {"evaluate": {"tuning": "simclr", "whiten": True}, "reads": 1}),
@@ -148,15 +159,48 @@ def test_settings_that_compute_otherwise(name: str, settings: dict[str, Any]) ->
     check(name, **settings)
 
 
+PRIVATE = {**TINY["local"], "dp_clip": 1.0, "dp_noise": 0.5}
+
+
 def test_dp_sgd() -> None:
-    private = {**TINY["local"], "dp_clip": 1.0, "dp_noise": 0.5}
-    check(
-        "fedavg",
-        objective={"name": "autoencoder"},
-        local=private,
-        views="none",
-        rounds=1,
-    )
+    check("fedavg", objective="autoencoder", local=PRIVATE, views="none", rounds=1)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_of_views(name: str) -> None:
+    pixels = torch.randint(256, (24, 12, 12, 3), dtype=torch.uint8)
+    views = preset(name)
+    here = [*views(pixels, torch.Generator().manual_seed(1)), views.plain(pixels)]
+    there = devices.to_device(pixels, DEVICE)
+    with counted() as waits:
+        made = [*views(there, torch.Generator().manual_seed(1)), views.plain(there)]
+        assert not +waits
+    for one, other in zip(here, devices.to_host(made), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("apfl", {"method": {"name": "apfl", "mixing": "weights", "adaptive": True}}),
+        ("diagnosis", {}),
+        ("fedavg", {"batch_norm": "recalibrate", "encoder": BATCH_NORM}),
+        ("fedavg", {"objective": "autoencoder", "local": PRIVATE, "views": "none", "rounds": 1}),
+        ("fedavg", {"terms": {"uv": {"scale": 10.0}}, "reads": 0}),
+        ("fedca", {"reads": 0}),
+        ("fedsc", {}),
+        ("fedstyle", {}),
+        ("fedu", {}),
+    ],
+)
+def test_a_device_without_float64(
+    name: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as `mps`: what needs it is computed on the CPU, and figures of the log in float32."""
+    monkeypatch.setattr(devices, "WITHOUT_DOUBLE", {NAME})
+    with pytest.raises(TypeError, match="float64"):
+        torch.zeros(1, dtype=torch.float64, device=DEVICE)
+    check(name, **{"reads": 10_000, "sends": True, **settings})
 
 
 def test_images_that_do_not_fit_are_sent_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +218,16 @@ def test_a_mixture_of_devices_is_refused_by_the_pretence() -> None:
     with counted() as waits:
         there = torch.arange(4, device=DEVICE)
         there[torch.tensor([1])], there[there > 2], there.sum().item(), there.to("cpu")
-    assert waits == {"index": 1, "shape": 1, "item": 1, "copy": 1}
+        torch.equal(there, there), there.repeat_interleave(there), torch.zeros(1).to(DEVICE)
+        devices.to_device(torch.zeros(1), DEVICE), torch.zeros(1, device=DEVICE)
+    assert waits == {"index": 1, "shape": 2, "item": 2, "copy": 1, "send": 1}
+    with pytest.raises(RuntimeError, match=f"{DEVICE} and cpu"):
+        torch.arange(4)[there]
+    with pytest.raises(RuntimeError, match=f"{DEVICE} and cpu"):
+        torch.stack([there.sum(), torch.tensor(2)])
+    with pytest.raises(RuntimeError, match=f"{DEVICE} and cpu"):
+        torch.zeros(()).add_(there.sum())
+    there + torch.tensor(2), torch.where(there > 2, there, torch.tensor(0))  # as on a GPU
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
