@@ -159,6 +159,30 @@ def test_settings_that_compute_otherwise(name: str, settings: dict[str, Any]) ->
     check(name, **settings)
 
 
+MOCO = {"name": "moco", "queue": 16, "negatives": "queue", "ema_buffers": "copy"}
+BYOL = {"name": "byol", "ema_buffers": "copy", "update": "before"}
+TURNS = {"name": "rotation", "turns": "one", "head": "projector", "augment": True}
+RAW = {"name": "assignments", "target_view": "raw", "extra_forward": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("fedavg", {"objective": MOCO}),
+        ("fedavg", {"objective": BYOL, "local": {**TINY["local"], "weight_decay": 0.1}}),
+        ("fedavg", {"objective": {"name": "infonce", "anchors": "both"}}),
+        ("fedavg", {"objective": TURNS}),
+        ("fedavg", {"objective": {"name": "swav", "prototypes": 8, "queue": 0}}),
+        ("orchestra", {"objective": RAW}),
+        ("fedrep", {"batch_norm": "recalibrate", "encoder": BATCH_NORM}),
+        ("fedprox", {"method": {"name": "fedprox", "init_from_global": False}, "rounds": 2}),
+        ("fedu", {"method": {"name": "fedu", "threshold": 0.0}, "rounds": 2}),
+    ],
+)
+def test_settings_that_lead_to_other_code(name: str, settings: dict[str, Any]) -> None:
+    check(name, **{"rounds": 1, **settings})
+
+
 PRIVATE = {**TINY["local"], "dp_clip": 1.0, "dp_noise": 0.5}
 
 
