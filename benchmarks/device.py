@@ -514,15 +514,17 @@ class ReadBacks(TorchDispatchMode):
                 self.counts["indices"] += index.device.type == "cpu"
         done = op(*args, **(kwargs or {}))
         if away:
-            self.counts["numbers"] += name == "_local_scalar_dense"
+            self.counts["numbers"] += name in NUMBERS
             self.counts["shapes"] += name in OF_UNKNOWN_SHAPE
             home = name in COPIES and isinstance(done, Tensor) and done.device.type == "cpu"
             self.counts["copies"] += home
         return done
 
 
+NUMBERS = {"_local_scalar_dense", "equal", "_linalg_check_errors"}  # of which the host reads one
 COPIES = {"copy_", "_to_copy", "_copy_from"}
 OF_UNKNOWN_SHAPE = {"nonzero", "masked_select", "_unique2", "unique_consecutive", "bincount"}
+OF_UNKNOWN_SHAPE |= {"unique_dim", "repeat_interleave"}
 READS = {
     "numbers": "numbers read",
     "copies": "copies to the CPU",

@@ -7,9 +7,11 @@ Whatever would make a GPU wait, or send an index to it in the middle of a step, 
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +19,10 @@ from torch import Tensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from harmonium.core import devices
+
 NAME = "pretend"
+DOUBLE = (torch.float64, torch.complex128)
 aten = torch.ops.aten
 
 
@@ -38,7 +43,8 @@ DEVICE = torch.device(NAME, 0)
 
 waits: Counter[str] = Counter()
 """How often the host waited: `item` (a number was read), `copy` (a tensor came back), `shape` (the
-shape of a result depended on values), and `index` (an index of the host was used on the device)."""
+shape of a result depended on values), `index` (an index of the host was used on the device), and
+`send` (a tensor went to the device by another way than `to_device`, which pins its memory)."""
 
 
 @contextmanager
@@ -55,6 +61,8 @@ class Pretend(Tensor):
 
     @staticmethod
     def __new__(cls, host: Tensor) -> Pretend:
+        if host.dtype in DOUBLE and not devices.has_double(DEVICE):
+            raise TypeError(f"{NAME} has no {host.dtype}")  # as torch says of mps
         return torch.Tensor._make_wrapper_subclass(
             cls,
             host.shape,
@@ -92,12 +100,19 @@ INDEXING = {
     aten.index_put_.default,
     aten._index_put_impl_.default,
 }
+NUMBERS = {  # of which the host reads one
+    aten._local_scalar_dense.default,
+    aten.equal.default,
+    aten._linalg_check_errors.default,
+}
 OF_UNKNOWN_SHAPE = {
     aten.nonzero.default,
     aten.masked_select.default,
     aten.unique_consecutive.default,
     aten._unique2.default,
+    aten.unique_dim.default,
     aten.bincount.default,
+    aten.repeat_interleave.Tensor,
 }
 
 
@@ -110,22 +125,26 @@ def compute(op: Any, *args: Any, **kwargs: Any) -> Any:
     to_device = target is not None and torch.device(target).type == NAME
     here = bool(ours) if target is None else to_device
     if op in INDEXING and ours:
-        for index in (one for one in args[1] if isinstance(one, Tensor)):
+        indices = [one for one in args[1] if isinstance(one, Tensor)]
+        for index in indices:
             waits["shape"] += index.dtype == torch.bool
             waits["index"] += not isinstance(index, Pretend)
+        _refuse_a_mixture(op, [args[0], *args[2:3]])
     elif ours and op not in COPIES:
         _refuse_a_mixture(op, tensors)
     if here and (
         kwargs.get("generator") is not None or torch.Tag.nondeterministic_seeded in op.tags
     ):
         raise RuntimeError(f"{op} draws random numbers on {NAME}: draw them on the CPU")
-    waits["item"] += op is aten._local_scalar_dense.default
+    waits["item"] += op in NUMBERS and bool(ours)
     waits["shape"] += op in OF_UNKNOWN_SHAPE and bool(ours)
     if op is aten.copy_.default:
         here = isinstance(args[0], Pretend)
         waits["copy"] += not here
     elif target is not None and not to_device:
         waits["copy"] += bool(ours)
+    if op in COPIES and here and not all(isinstance(tensor, Pretend) for tensor in tensors):
+        waits["send"] += not _is_pinned()
     if target is not None:
         kwargs["device"] = "cpu" if to_device else target
     wrappers = {id(tensor.host): tensor for tensor in ours}
@@ -150,12 +169,30 @@ UNCOPIED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """What contiguous copies were made of."""
 
 
+JOINING = {aten.cat.default, aten.stack.default}
+
+
 def _refuse_a_mixture(op: Any, tensors: list[Tensor]) -> None:
-    for tensor in tensors:
-        if not isinstance(tensor, Pretend) and tensor.dim() > 0:
+    """Only a number of the host may be beside tensors of the device, where it is not changed."""
+    for place, tensor in enumerate(tensors):
+        if isinstance(tensor, Pretend):
+            continue
+        changed = place == 0 and op._schema.arguments[0].is_write
+        if tensor.dim() > 0 or op in JOINING or changed:
             raise RuntimeError(
                 f"{op}: expected all tensors on one device, found {DEVICE} and {tensor.device}"
             )
+
+
+OF_TORCH = str(Path(torch.__file__).parent)
+
+
+def _is_pinned() -> bool:
+    """Whether a copy to the device was asked for by `to_device`."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((OF_TORCH, __file__)):
+        frame = frame.f_back
+    return frame is not None and frame.f_code is devices.to_device.__code__
 
 
 def host_of(tensor: Tensor) -> Tensor:

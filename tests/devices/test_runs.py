@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.devices.pretend import DEVICE, NAME, counted
 
 import harmonium
@@ -62,18 +63,107 @@ def test_a_run_ends_with_the_bits_of_the_cpu(runs: dict[str, Any]) -> None:
     assert encoders[0] == encoders[1]
 
 
-@pytest.mark.parametrize("name", sorted(set(measures.table()) - {"styles", "transfer"}))
+FEW: dict[str, list[str]] = {
+    "knn": ["knn.k=5"],
+    "personal": ["personal.clients=2"],
+    "semi": ["semi.draws=1", "semi.epochs=3"],
+    "transfer": ["transfer.epochs=2", "on=digits", "on.digits.limit=40"],
+}
+OF_STYLES: list[list[str]] = [
+    ["styles", "styles.pictures=8"],
+    ["personal"],  # each client's adapter learns beside its classifier
+    ["personal", "personal.epochs=0", "personal.adapter=frozen"],
+    ["personal", "personal.epochs=0", "personal.adapter=mlp", "personal.hidden=8"],
+]
+
+
+def same_figures(here: Path, there: Path, *words: str) -> None:
+    """A measure of two runs, one evaluated on the CPU and one on the device."""
+    figures = []
+    for run, device in ((here, "cpu"), (there, NAME)):
+        engine = ("engine.workers=0", f"engine.device={device}")
+        with counted() as waits:
+            found = harmonium.evaluate_run(run, *words, *engine).figures
+        assert not waits["item"] and not waits["index"]
+        assert bool(waits["copy"]) is (device == NAME)  # it did compute there
+        figures.append([next(iter(each.values())) for each in found.values()])
+    assert figures[1] == figures[0]
+
+
+@pytest.mark.parametrize("name", sorted(set(measures.table()) - {"styles"}))
 def test_every_measure_has_the_figures_of_the_cpu(
     name: str, runs: dict[str, Any], all_unrendered: None
 ) -> None:
-    quick = {"knn": {"k": 5}, "semi": {"draws": 1}, "personal": {"clients": 2}}.get(name, {})
-    words = [f"{name}.{key}={value}" for key, value in quick.items()]
-    figures = [
-        harmonium.evaluate_run(run.folder, name, *words, "engine.workers=0").figures[name]
-        for run in runs.values()
-    ]
-    here, there = (next(iter(one.values())) for one in figures)
-    assert there == here
+    folders = (run.folder for run in runs.values())
+    same_figures(*folders, name, *FEW.get(name, []))
+
+
+@pytest.fixture(scope="module")
+def styled(tmp_path_factory: pytest.TempPathFactory, undrawn: None) -> Path:
+    """A run whose clients have style networks and adapters of their own."""
+    data = {**SMALL["data"], "count": 40, "styles": 2, "validation": 0.0}
+    method = {"name": "fedstyle", "style_epochs": 1, "hidden": 8}
+    own = {"data": data, "method": method, "split": "styles", "clients": 2, "rounds": 1}
+    engine = {"workers": 0, "device": "cpu"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harmonium.runs.loop.RunLoop._test", lambda loop, *_: NO_FIGURES)
+        folder = tmp_path_factory.mktemp("styled") / "run"
+        return harmonium.run("fedstyle", **{**SMALL, **own}, engine=engine, out=folder).folder
+
+
+NO_FIGURES: dict[str, Any] = {"figures": {}, "untrained": {}}
+
+
+@pytest.mark.parametrize("words", OF_STYLES, ids=" ".join)
+def test_clients_own_features_have_the_figures_of_the_cpu(
+    words: list[str], styled: Path, all_unrendered: None
+) -> None:
+    same_figures(styled, styled, *words)
+
+
+# ---- other processes -------------------------------------------------------------------------
+
+IN_CHILDREN = '''
+"""Python imports this module first: the device is there, and a file lists the tasks."""
+import sys
+from pathlib import Path
+
+if {{"harmonium.runs.worker", "harmonium.sites.rehearsal"}} & set(sys.orig_argv):
+    from harmonium.engines.runtime import ClientRuntime
+    from tests.devices.pretend import counted
+
+    perform = ClientRuntime.perform
+
+    def noted(runtime, task, broadcast):
+        with counted() as waits:
+            done = perform(runtime, task, broadcast)
+        with Path({file!r}).open("a") as file:
+            file.write(f"{{task.step}} {{runtime.device}} {{waits['copy'] + waits['item']}}\\n")
+        return done
+
+    ClientRuntime.perform = noted
+'''
+
+
+@pytest.mark.parametrize("kind", ["local", "flower"])
+def test_workers_and_nodes_compute_on_the_device(
+    kind: str, runs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are other processes, and end with the bits of the CPU; a task reads the device once."""
+    tasks = tmp_path / "tasks"
+    (tmp_path / "sitecustomize.py").write_text(IN_CHILDREN.format(file=str(tasks)))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("harmonium.runs.loop.RunLoop._test", lambda loop, *_: NO_FIGURES)
+    engine = {"kind": kind, "workers": 1, "device": NAME}
+    quick = {**SMALL, "evaluate": {**SMALL["evaluate"], "every": 9}}
+    run = harmonium.run("fedavg", **quick, engine=engine, out=tmp_path / "run")
+    steps = ["train"] * 2 * SMALL["clients"] + ["measure_moments"] * SMALL["clients"]
+    assert tasks.read_text().split("\n")[:-1] == [f"{step} {DEVICE} 1" for step in steps]
+    here, there = (load_file(one.folder / "encoder.safetensors") for one in (runs["cpu"], run))
+    assert here.keys() == there.keys() and all(torch.equal(here[key], there[key]) for key in here)
+
+
+# ---- pieces ----------------------------------------------------------------------------------
 
 
 def test_an_encoder_stays_where_it_was(runs: dict[str, Any]) -> None:
@@ -95,7 +185,8 @@ def test_fine_tuning_has_the_bits_of_the_cpu(head: str, runs: dict[str, Any]) ->
     with devices.use_device(DEVICE), counted() as waits:
         there = finetune(encoder, data.train, how, views.plain, 0)
         steps = +waits
-    assert steps == {"copy": sum(1 for _ in there.network.parameters())}  # the result comes home
+    count = sum(1 for _ in there.network.parameters())
+    assert steps == {"send": count, "copy": count}  # the network goes there, and comes home
     for one, other in zip(here.network.parameters(), there.network.parameters(), strict=True):
         assert torch.equal(one, other) and other.device == devices.CPU
 

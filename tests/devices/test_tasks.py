@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.devices.pretend import DEVICE, counted
+from tests.devices.pretend import DEVICE, NAME, counted
 from tests.methods.test_contract import QUICK
 
 from harmonium.core import codec, devices
+from harmonium.data.augment.views import PRESETS, preset
 from harmonium.engines.local import LocalEngine
 from harmonium.engines.runtime import ClientRuntime, Task
 from harmonium.learning.encoders import encoders
@@ -20,6 +21,8 @@ from harmonium.recipe.schema import Recipe
 from harmonium.testing import TINY, first_trial
 
 FEWER = {"data": {**TINY["data"], "count": 40}, "clients": 3}
+READS = {"cbafed": 1, "orchestra": 1, "semifed": 1}  # of methods that decide on the CPU
+LABELS = {"name": "dirichlet", "alpha": 1.0, "labels": 0.5}
 WAITS: list[tuple[str, Counter[str]]] = []  # of every task
 
 
@@ -35,14 +38,23 @@ class Counting(ClientRuntime):
 
 
 def elsewhere(recipe: Recipe, runtime: ClientRuntime, folder: Path) -> LocalEngine:
-    return LocalEngine(Counting(**vars(runtime)), folder, workers=0, devices=(DEVICE,))
+    engine = LocalEngine(Counting(**vars(runtime)), folder, workers=0, devices=(DEVICE,))
+    _ = engine.runtime.resident  # all images are sent, once a run
+    return engine
 
 
-def check(name: str, reads: int = 1, exact: bool = True, **settings: Any) -> None:
+def check(
+    name: str,
+    reads: int | None = None,
+    exact: bool = True,
+    sends: bool = False,
+    **settings: Any,
+) -> None:
     """Two rounds here and there have the same bits; a task reads the device at most so often.
 
-    One more copy brings the task's result home.
+    One more copy brings the task's result home. With `sends` it may send a tensor unpinned.
     """
+    reads = READS.get(name, 0) if reads is None else reads
     WAITS.clear()
     settings = {**FEWER, **QUICK.get(name, {}), **settings}
     here = first_trial(name, **settings)
@@ -54,13 +66,14 @@ def check(name: str, reads: int = 1, exact: bool = True, **settings: Any) -> Non
         torch.testing.assert_close(tensor, here.server.model[key])
     assert WAITS
     for step, waits in WAITS:
-        assert not waits["index"] and not waits["shape"], f"{name}.{step}: {dict(waits)}"
-        assert waits["copy"] + waits["item"] <= reads + 1, f"{name}.{step}: {dict(waits)}"
+        found = f"{name}.{step}: {dict(waits)}"
+        assert not waits["index"] and not waits["shape"] and (sends or not waits["send"]), found
+        assert waits["copy"] + waits["item"] <= reads + 1, found
 
 
 @pytest.mark.parametrize("name", methods.table())
 def test_every_method(name: str) -> None:
-    check(name)
+    check(name, split=LABELS)
 
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -68,7 +81,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "swav": {"prototypes": 8, "queue": 24, "freeze": 1},
     "assignments": {"cluster_weight": 0},  # centroids are its own method's
 }
-LABELS = {"name": "dirichlet", "alpha": 1.0, "labels": 0.5}
 
 
 @pytest.mark.parametrize("name", objectives.table())
@@ -112,10 +124,11 @@ ORCHESTRA = {"name": "orchestra", "clusters": 8, "global_steps": 5, "local_clust
                 "batch_norm": "fedbn",
                 "encoder": BATCH_NORM,
                 "evaluate": {"tuning": "simclr"},
-                "reads": 2,
+                "reads": 1,
+                "sends": True,  # the client's own encoder, before its first image
             },
         ),
-        ("fedavg", {"evaluate": {"tuning": "simclr", "whiten": True}}),
+        ("fedavg", {"evaluate": {"tuning": "simclr", "whiten": True}, "reads": 1}),
         ("fedavg", {"objective": "spectral", "local": {**TINY["local"], "optimiser": "adam"}}),
         ("fedavg", {"objective": {"name": "spectral", "form": "orchestra"}}),
         ("fedavg", {"transport": {"up": "int8", "down": "fp16"}}),
@@ -124,20 +137,20 @@ ORCHESTRA = {"name": "orchestra", "clusters": 8, "global_steps": 5, "local_clust
         ("fedavg", {"views": {"name": "simclr", "randaugment": 2}}),
         ("fedavg", {"views": {"name": "simclr", "mode": "fast"}}),
         ("fedavg", {"views": "digits"}),
-        ("apfl", {"method": {"name": "apfl", "adaptive": True}}),
-        ("apfl", {"method": {"name": "apfl", "mixing": "weights", "adaptive": True}}),
+        ("apfl", {"method": {"name": "apfl", "adaptive": True}, "reads": 1}),
+        ("apfl", {"method": {"name": "apfl", "mixing": "weights", "adaptive": True}, "reads": 1}),
         ("apfl", {"method": {"name": "apfl", "mixing": "weights"}}),
         ("ditto", {"method": {"name": "ditto", "towards": "updated"}}),
         ("fedca", {"method": {**FEDCA, "sampling": "replace", "exclude_own": True}}),
         ("fedca", {"method": {**FEDCA, "group": 2}}),
-        ("fedca", {"method": {**FEDCA, "noise": 0.1, "source": "received"}}),
+        ("fedca", {"method": {**FEDCA, "noise": 0.1, "source": "received"}, "reads": 1}),
         ("fedca", {"method": FEDCA, "encoder": BATCH_NORM, "batch_norm": "recalibrate"}),
         (
             "fedsc",
             {"method": {"name": "fedsc", "epsilon": 5.0, "psd": True}, "objective": SPECTRAL},
         ),
         ("fedstyle", {"method": {"name": "fedstyle", "style_epochs": 1, "reduction": "sum"}}),
-        ("fedu", {"method": {"name": "fedu", "divergence": "received"}, "reads": 2}),
+        ("fedu", {"method": {"name": "fedu", "divergence": "received"}, "reads": 1}),
         ("orchestra", {"method": {**ORCHESTRA, "balance": "argmax"}}),
         ("orchestra", {"method": {**ORCHESTRA, "epsilon": 50.0, "global_balance": "exact"}}),
     ],
@@ -146,15 +159,72 @@ def test_settings_that_compute_otherwise(name: str, settings: dict[str, Any]) ->
     check(name, **settings)
 
 
+MOCO = {"name": "moco", "queue": 16, "negatives": "queue", "ema_buffers": "copy"}
+BYOL = {"name": "byol", "ema_buffers": "copy", "update": "before"}
+TURNS = {"name": "rotation", "turns": "one", "head": "projector", "augment": True}
+RAW = {"name": "assignments", "target_view": "raw", "extra_forward": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("fedavg", {"objective": MOCO}),
+        ("fedavg", {"objective": BYOL, "local": {**TINY["local"], "weight_decay": 0.1}}),
+        ("fedavg", {"objective": {"name": "infonce", "anchors": "both"}}),
+        ("fedavg", {"objective": TURNS}),
+        ("fedavg", {"objective": {"name": "swav", "prototypes": 8, "queue": 0}}),
+        ("orchestra", {"objective": RAW}),
+        ("fedrep", {"batch_norm": "recalibrate", "encoder": BATCH_NORM}),
+        ("fedprox", {"method": {"name": "fedprox", "init_from_global": False}, "rounds": 2}),
+        ("fedu", {"method": {"name": "fedu", "threshold": 0.0}, "rounds": 2}),
+    ],
+)
+def test_settings_that_lead_to_other_code(name: str, settings: dict[str, Any]) -> None:
+    check(name, **{"rounds": 1, **settings})
+
+
+PRIVATE = {**TINY["local"], "dp_clip": 1.0, "dp_noise": 0.5}
+
+
 def test_dp_sgd() -> None:
-    private = {**TINY["local"], "dp_clip": 1.0, "dp_noise": 0.5}
-    check(
-        "fedavg",
-        objective={"name": "autoencoder"},
-        local=private,
-        views="none",
-        rounds=1,
-    )
+    check("fedavg", objective="autoencoder", local=PRIVATE, views="none", rounds=1)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_of_views(name: str) -> None:
+    pixels = torch.randint(256, (24, 12, 12, 3), dtype=torch.uint8)
+    views = preset(name)
+    here = [*views(pixels, torch.Generator().manual_seed(1)), views.plain(pixels)]
+    there = devices.to_device(pixels, DEVICE)
+    with counted() as waits:
+        made = [*views(there, torch.Generator().manual_seed(1)), views.plain(there)]
+        assert not +waits
+    for one, other in zip(here, devices.to_host(made), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("apfl", {"method": {"name": "apfl", "mixing": "weights", "adaptive": True}}),
+        ("diagnosis", {}),
+        ("fedavg", {"batch_norm": "recalibrate", "encoder": BATCH_NORM}),
+        ("fedavg", {"objective": "autoencoder", "local": PRIVATE, "views": "none", "rounds": 1}),
+        ("fedavg", {"terms": {"uv": {"scale": 10.0}}, "reads": 0}),
+        ("fedca", {"reads": 0}),
+        ("fedsc", {}),
+        ("fedstyle", {}),
+        ("fedu", {}),
+    ],
+)
+def test_a_device_without_float64(
+    name: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as `mps`: what needs it is computed on the CPU, and figures of the log in float32."""
+    monkeypatch.setattr(devices, "WITHOUT_DOUBLE", {NAME})
+    with pytest.raises(TypeError, match="float64"):
+        torch.zeros(1, dtype=torch.float64, device=DEVICE)
+    check(name, **{"reads": 10_000, "sends": True, **settings})
 
 
 def test_images_that_do_not_fit_are_sent_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +242,16 @@ def test_a_mixture_of_devices_is_refused_by_the_pretence() -> None:
     with counted() as waits:
         there = torch.arange(4, device=DEVICE)
         there[torch.tensor([1])], there[there > 2], there.sum().item(), there.to("cpu")
-    assert waits == {"index": 1, "shape": 1, "item": 1, "copy": 1}
+        torch.equal(there, there), there.repeat_interleave(there), torch.zeros(1).to(DEVICE)
+        devices.to_device(torch.zeros(1), DEVICE), torch.zeros(1, device=DEVICE)
+    assert waits == {"index": 1, "shape": 2, "item": 2, "copy": 1, "send": 1}
+    with pytest.raises(RuntimeError, match=f"{DEVICE} and cpu"):
+        torch.arange(4)[there]
+    with pytest.raises(RuntimeError, match=f"{DEVICE} and cpu"):
+        torch.stack([there.sum(), torch.tensor(2)])
+    with pytest.raises(RuntimeError, match=f"{DEVICE} and cpu"):
+        torch.zeros(()).add_(there.sum())
+    there + torch.tensor(2), torch.where(there > 2, there, torch.tensor(0))  # as on a GPU
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])

@@ -21,6 +21,7 @@ from harmonium.core.errors import ConfigError
 CPU = torch.device("cpu")
 AUTO = "auto"
 REAL = ("cuda", "mps", "xpu")  # accelerators that torch itself has generators and clocks of
+WITHOUT_DOUBLE = frozenset({"mps"})  # kinds of devices that have no float64
 UNKNOWN_MEMORY = 2**30  # bytes of images that may stay on a device whose memory is not known
 _current: ContextVar[torch.device] = ContextVar("device", default=CPU)
 
@@ -221,9 +222,19 @@ def device_of(module: nn.Module) -> torch.device:
     return next((tensor.device for tensor in module.parameters()), CPU)
 
 
+def has_double(device: torch.device) -> bool:
+    """Whether a device has float64; `mps` has not."""
+    return device.type not in WITHOUT_DOUBLE
+
+
 def to_double(tensor: Tensor) -> Tensor:
     """A tensor in double precision; on the CPU if its device has none, as `mps`."""
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+    return (tensor if has_double(tensor.device) else tensor.cpu()).double()
+
+
+def to_widest(tensor: Tensor) -> Tensor:
+    """A tensor in double precision, or unchanged if its device has none: for figures of the log."""
+    return tensor.double() if has_double(tensor.device) else tensor
 
 
 def is_counter(tensor: Tensor) -> bool:

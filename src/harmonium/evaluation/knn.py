@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harmonium.core.devices import current, room_for, to_device, to_host
+from harmonium.core.devices import current, has_double, room_for, to_device, to_host
 from harmonium.core.errors import ConfigError, DataError
 from harmonium.core.progress import work
 from harmonium.core.threads import single_thread
@@ -92,7 +92,7 @@ def knn_votes(
     # Labels may be any numbers; votes are counted in one column for each that occurs.
     classes, columns = torch.unique(bank_labels.long(), return_inverse=True)
     device = current()
-    if device.type != "mps" and room_for(4 * (bank.numel() + queries.numel()), device):
+    if has_double(device) and room_for(4 * (bank.numel() + queries.numel()), device):
         bank, queries, columns = (to_device(one, device) for one in (bank, queries, columns))
     voters = _Bank.of(bank.detach().float(), columns, len(classes))
     votes = torch.empty(len(queries), len(classes), dtype=torch.float64, device=columns.device)

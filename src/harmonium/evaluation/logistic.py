@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from harmonium.core.devices import current, room_for, to_device, to_host
+from harmonium.core.devices import current, has_double, room_for, to_device, to_host
 from harmonium.core.progress import emit
 from harmonium.core.threads import single_thread
 
@@ -75,7 +75,7 @@ def regressions(
             basis, mixture = torch.linalg.qr(features.T.double())
             features = mixture.T.float().contiguous()
         device = current()
-        if device.type != "mps" and room_for(4 * features.numel(), device):  # mps has no float64
+        if has_double(device) and room_for(4 * features.numel(), device):
             features, labels = to_device(features, device), to_device(labels, device)
         alone = workers == 1 or len(features) <= PART or features.device.type != "cpu"
         share = map if alone else threads.map

@@ -188,7 +188,7 @@ def client_means(method: Method, client: Client, model: Weights) -> dict[str, Va
         for share, batch in _batches(method, client):
             seen = method.objective.see(parts, batch)
             means = method.objective.means(parts, seen)
-            total = total.to(means.device) + share * means
+            total = total + share * means
     count = len(client.examples)
     local = method.objective.from_means(total, count)
     return {"means": total.float(), "local_objective": local, "images": count}

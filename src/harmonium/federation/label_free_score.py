@@ -97,9 +97,9 @@ def appraised(method: Method, client: Client, model: Weights) -> dict[str, Value
     if method.has_own_encoders:
         from harmonium.federation.method import Server  # which imports this module
 
-        model, state = to_host([model, client.state])
+        model, client.state = to_host([model, client.state])  # the reply brings back no state then
         server = Server({}, model, memory={"statistics": {}})
-        encoder = method.represent(server, state).to(client.device)
+        encoder = method.represent(server, client.state).to(client.device)
     else:
         encoder = method.blueprint.copy_from(model, device=client.device).eval()["encoder"]
     assert method.appraisal is not None

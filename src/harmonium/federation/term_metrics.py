@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -52,18 +52,19 @@ def measured(method: Method, client: Client, model: Weights) -> Tensor:
     """The metrics of a model, as means over a client's images."""
     parts = method.pull(client, model)
     parts.train(method.recalibrates)  # a recalibrated encoder comes without projectors' statistics
-    total, count = torch.zeros(len(method.measured), dtype=torch.float64), 0
+    images, means = list[int](), list[Tensor]()
     context = Context(me=client.id)
     with torch.no_grad():
         for batch in client.batches(1, method.local.batch):
             seen = method.see(parts, batch)
             wanted = (term.measure(parts, seen, context, method.objective) for term in method.terms)
-            values = torch.stack([value for some in wanted for value in some])
-            total = total.to(values.device) + len(batch.index) * to_double(values)
-            count += len(batch.index)
-    if not count:
+            images.append(len(batch.index))
+            means.append(torch.stack([value for some in wanted for value in some]))
+    if not images:
         raise Decline(f"it has {counted(len(client.examples), 'example')}, too few to measure")
-    return total / count
+    rows = to_double(torch.stack(means))
+    total = sum(count * row for count, row in zip(images, rows, strict=True))
+    return cast(Tensor, total) / sum(images)
 
 
 def updated(

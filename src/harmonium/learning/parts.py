@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from harmonium.core.devices import is_counter
+from harmonium.core.devices import is_counter, to_device
 from harmonium.core.errors import ConfigError, WireError, suggest
 from harmonium.core.joined import Joined, joined
 from harmonium.core.types import ClientId, Kind, Of, Rule, Weights
@@ -312,7 +312,7 @@ def _copy_tensor(
     if id(tensor) not in copies:
         place = tensor.device if is_counter(tensor) else device
         copied = torch.empty_like(tensor, requires_grad=False, device=place)
-        copied.copy_(values.get(id(tensor), tensor).detach())
+        copied.copy_(to_device(values.get(id(tensor), tensor).detach(), copied.device))
         is_parameter = isinstance(tensor, nn.Parameter)
         copies[id(tensor)] = nn.Parameter(copied, tensor.requires_grad) if is_parameter else copied
     return typing.cast(Tensor, copies[id(tensor)])

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from harmonium.core.devices import to_double
+from harmonium.core.devices import to_widest
 from harmonium.core.errors import ConfigError, counted
 from harmonium.learning import compiling, schedules
 from harmonium.learning.client import Batch, Client, Decline
@@ -143,7 +143,7 @@ class Fitted:
     @property
     def loss(self) -> Tensor:
         """The mean loss over steps, where it was computed: to read it waits for the device."""
-        return to_double(torch.stack(list(self.losses))).cumsum(0)[-1] / self.steps
+        return to_widest(torch.stack(list(self.losses))).cumsum(0)[-1] / self.steps
 
 
 def fit(

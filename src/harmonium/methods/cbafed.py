@@ -127,7 +127,7 @@ class CBAFed(Method):
         parts = self.pull(client, got.model)
         labels = client.examples.host_labels()
         q = class_probabilities(parts, client, self.world.classes)
-        limits, p = to_host([got.thresholds, got.shares])
+        q, limits, p = to_host([q, got.thresholds, got.shares])
         guess = accept(q, limits, p < self.lower)
         guess = torch.where(labels == UNKNOWN, guess, UNKNOWN)
         target = torch.where(labels == UNKNOWN, guess, labels)

@@ -92,8 +92,11 @@ class OwnTargets(Method):
         client.state["online"] = {
             k: sent[k] for k in parameters if k.partition(".")[0] in remembered
         }
-        client.state |= {"divergence": distance(start, sent), "round": client.round}
-        return {"model": sent, "loss": done.loss}
+        # All that waits for a device comes home together.
+        answer = {"model": sent, "loss": done.loss}
+        answer, client.state, norms = to_host([answer, client.state, changes(start, sent)])
+        client.state |= {"divergence": mean(norms), "round": client.round}
+        return answer
 
     def sync(self, client: Client, model: Weights) -> Weights:
         """The model to start from, given the average and what the client kept."""
@@ -143,14 +146,25 @@ class FedU(OwnTargets):
 def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
     """The divergence of two encoders: mean over convolutions of the norm of their difference.
 
-    Shortcuts are left out, because the released code selects weights with "conv" in their name. In
-    an encoder without convolutions all matrices count.
-
     >>> weight = torch.zeros(1, 1, 2, 2)
     >>> distance({"encoder.0.weight": weight}, {"encoder.0.weight": weight + 1.5})
     3.0
     """
+    return mean(to_host(changes(first, second)))
+
+
+def changes(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Tensor:
+    """The norm of the difference of two encoders in each convolution, `(layers,)`.
+
+    Shortcuts are left out, because the released code selects weights with "conv" in their name. In
+    an encoder without convolutions all matrices count.
+    """
     matrices = [k for k in first if k.startswith("encoder.") and first[k].ndim > 1 and k in second]
     layers = [k for k in matrices if first[k].ndim == 4 and ".shortcut." not in k] or matrices
     norms = [(to_double(first[k]) - to_double(second[k])).norm() for k in layers]
-    return sum(to_host(torch.stack(norms)).tolist()) / len(norms) if norms else 0.0
+    return torch.stack(norms) if norms else torch.zeros(0, dtype=torch.float64)
+
+
+def mean(norms: Tensor) -> float:
+    """The mean of some norms on the CPU; 0 of none."""
+    return sum(norms.tolist()) / max(1, len(norms))

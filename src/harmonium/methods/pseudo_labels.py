@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from harmonium.core.devices import to_host
+from harmonium.core.devices import to_device
 from harmonium.core.errors import ConfigError
 from harmonium.data.images import UNKNOWN
 from harmonium.learning.client import Client
@@ -38,12 +38,12 @@ def class_probabilities(parts: Parts, client: Client, classes: int) -> Tensor:
     labels are known, so no method asks for predictions of them.
 
     Returns:
-        `(n, classes)` on the CPU, one row for each of the client's examples; without gradient.
+        `(n, classes)` on the client's device, one row for each of its examples; without gradient.
     """
     parts.eval()
-    q = torch.zeros(len(client.examples), classes)
+    q = torch.zeros(len(client.examples), classes, device=client.device)
     unlabelled = (client.examples.host_labels() == UNKNOWN).nonzero().flatten()
     if len(unlabelled):
         logits = client.features(lambda x: parts["classifier"](parts["encoder"](x)), unlabelled)
-        q[unlabelled] = to_host(logits.softmax(1))
+        q[to_device(unlabelled, client.device)] = logits.softmax(1)
     return q

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harmonium.core.devices import to_device
+from harmonium.core.devices import to_device, to_host
 from harmonium.core.errors import ConfigError
 from harmonium.data.augment.views import Views
 from harmonium.data.images import UNKNOWN
@@ -87,7 +87,7 @@ class SemiFed(Method):
     def train(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Predict labels once with the received model, then train on all images."""
         parts = self.pull(client, got.model)
-        q = class_probabilities(parts, client, self.world.classes)
+        q = to_host(class_probabilities(parts, client, self.world.classes))
         guess = pseudo_labels(q, self.threshold)
         # The supervised objective would train on labelled images only.
         everything = torch.arange(len(client.examples))

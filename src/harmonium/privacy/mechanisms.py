@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harmonium.core.devices import to_device
 from harmonium.core.errors import ConfigError, WireError
 
 Randomness = Literal["simulated", "system"]
@@ -70,7 +71,7 @@ class Noise:
             draws = torch.randn(value.shape, generator=self._rng, dtype=torch.float64)
         else:
             draws = torch.from_numpy(_system_normal(value.numel())).reshape(value.shape)
-        return value + (sigma * draws).to(value.dtype).to(value.device)
+        return value + to_device((sigma * draws).to(value.dtype), value.device)
 
     def discrete_laplace(self, value: Tensor, scale: float) -> Tensor:
         """Integers plus independent noise: k with probability proportional to exp(-|k| / scale).

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harmonium.core.devices import to_device
 from harmonium.learning.parts import Part, Parts
 
 Owner = Literal["local", "fresh"]
@@ -73,4 +74,5 @@ def redraw(parts: Parts, name: str = "queue") -> None:
     """Redraw a `fresh` queue, so that no two rounds share negatives; others stay."""
     if parts.rules[name] == "fresh":
         rows = queue_of(parts, name).rows
-        rows.copy_(functional.normalize(torch.randn(rows.shape, dtype=rows.dtype).to(rows.device)))
+        drawn = to_device(torch.randn(rows.shape, dtype=rows.dtype), rows.device)
+        rows.copy_(functional.normalize(drawn))

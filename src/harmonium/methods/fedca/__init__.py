@@ -71,7 +71,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harmonium.core.devices import to_device, to_double, to_host
+from harmonium.core.devices import to_device, to_host, to_widest
 from harmonium.core.errors import ConfigError, NotEnoughReplies
 from harmonium.core.types import ClientId, Kind
 from harmonium.federation.batch_norm import measure
@@ -139,7 +139,7 @@ def ratio_of(terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor | float:
     if not terms:  # no alignment
         return 0.0
     alignments, contrasts = (
-        to_double(torch.stack(each)).cumsum(0)[-1] for each in zip(*terms, strict=True)
+        to_widest(torch.stack(each)).cumsum(0)[-1] for each in zip(*terms, strict=True)
     )
     return alignments / contrasts.clamp(min=1e-12)
 
