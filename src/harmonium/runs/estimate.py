@@ -35,15 +35,15 @@ from harmonium.evaluation.evaluator import Evaluator
 from harmonium.federation.driver import Driver, Reply, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
-from harmonium.federation.wire import MEASURING, Ask, Plan
+from harmonium.federation.wire import Ask, Plan
 from harmonium.learning.client import abridged
 from harmonium.recipe.schema import Recipe
-from harmonium.report.run_progress import clock, size_of
+from harmonium.report.run_progress import clock
 from harmonium.runs.footprint import Memory, memory_of, run_folder_size
 from harmonium.runs.loop import initial_encoder
 from harmonium.runs.open_run import load_public, make_runtime, missing
 from harmonium.runs.privacy_report import reported_delta
-from harmonium.runs.replay import Answers, Replay, replay
+from harmonium.runs.replay import Answers, Replay, copied, replay
 from harmonium.runs.start import evaluation_data
 
 CLIENTS = 2  # clients that are timed
@@ -75,16 +75,12 @@ class Estimate:
         """A dict for JSON."""
         return {**asdict(self), "seconds": self.seconds}
 
-    def lines(self) -> list[str]:
-        """The lines that the command prints."""
+    def line(self) -> str:
+        """The time, in the line that a command prints."""
         parts = {"setup": self.setup, "training": self.training, "evaluation": self.evaluation}
         pace = f"{self.training / self.rounds:.2g} s a round"
         times = ", ".join(f"{name} {clock(part)}" for name, part in parts.items())
-        return [
-            f"time     about {clock(self.seconds)}: {times}; {pace}",
-            f"bytes    about {size_of(self.bytes_down)} down and {size_of(self.bytes_up)} up",
-            f"assumed  {'; '.join(self.assumed)}",
-        ]
+        return f"time     about {clock(self.seconds)}: {times}; {pace}"
 
 
 @dataclass(frozen=True)
@@ -108,9 +104,9 @@ class RunData:
     evaluated: bool = True  # whether encoders are evaluated on them
 
     @classmethod
-    def load(cls, recipe: Recipe) -> RunData:
-        """As a run loads them."""
-        dataset = recipe.data.load()
+    def load(cls, recipe: Recipe, dataset: Dataset | None = None) -> RunData:
+        """As a run loads them; `dataset` if it is loaded already."""
+        dataset = recipe.data.load() if dataset is None else dataset
         split = make_split(recipe.split, dataset, None, recipe.clients, recipe.seed)
         return cls(dataset, split, load_public(recipe, dataset.train.shape))
 
@@ -182,17 +178,19 @@ def _measured(recipe: Recipe, data: RunData, folder: Path, verdict: bool) -> Mea
     first, later = trial.rounds[0], trial.rounds[-1]
     of_rounds = partial(in_all_rounds, clients=recipe.training, cohort=cohort, rounds=recipe.rounds)
     due = sum(recipe.evaluate.due(n, recipe.rounds) for n in range(1, recipe.rounds + 1))
-    begin, before_evaluation = (
-        trial.measuring(plan, cohort, beside) for plan in (method.begin, method.before_evaluation)
-    )
+    begin, before = (trial.measuring(plan) for plan in (method.begin, method.before_evaluation))
+    asked = begin.clients + before.clients * due
     delta, _ = reported_delta(recipe)
-    found = replay(
-        recipe, method, examples, trial.answers, public=runtime.public, delta=delta
-    )
+    found = replay(recipe, method, examples, trial.answers, public=runtime.public, delta=delta)
     estimate = Estimate(
-        setup=trial.setup.server + trial.setup.client * recipe.training / beside,
-        training=later.server * recipe.rounds + of_rounds(first.client, later.client) / beside,
-        evaluation=evaluations.one * (1 + due) + begin + before_evaluation * due + evaluations.last,
+        setup=trial.setup.server + trial.setup.clients / beside,
+        training=later.server * recipe.rounds
+        + of_rounds(first.clients / cohort, later.clients / cohort) / beside,
+        evaluation=evaluations.one * (1 + due)
+        + evaluations.last
+        + begin.server
+        + before.server * due
+        + asked / beside,
         rounds=recipe.rounds,
         bytes_down=found.traffic.down,
         bytes_up=found.traffic.up,
@@ -203,8 +201,8 @@ def _measured(recipe: Recipe, data: RunData, folder: Path, verdict: bool) -> Mea
         estimate,
         found,
         memory_of(recipe, method, training, features, evaluations.growth),
-        run_folder_size(recipe, method, data.split, found, folder, trial.cohort, due),
-        later.client / max(1.0, mean),
+        run_folder_size(recipe, method, data.split, found, folder, trial.timed, due),
+        later.clients / cohort / max(1.0, mean),
     )
 
 
@@ -222,7 +220,7 @@ def in_all_rounds(first: float, later: float, *, clients: int, cohort: int, roun
 
 
 def _assumed(recipe: Recipe, trial: _Trial, beside: int, cohort: int) -> tuple[str, ...]:
-    clients = counted(len(trial.cohort), "client")
+    clients = counted(len(trial.timed), "client")
     started = "the start of worker processes is not counted"
     assumptions = [
         f"training at the pace of up to {BATCHES} batches at {clients} of the {cohort} of a round",
@@ -244,14 +242,14 @@ def _assumed(recipe: Recipe, trial: _Trial, beside: int, cohort: int) -> tuple[s
 
 @dataclass(frozen=True)
 class _Cost:
-    """The cost of a plan: seconds at the server, and seconds for each client asked."""
+    """The cost of a plan: seconds at the server, and seconds of all clients that it asks."""
 
     server: float
-    client: float
+    clients: float
 
 
 class _Trial:
-    """A run's setup and two of its rounds, abridged, with a few of its clients."""
+    """A run's setup and two of its rounds, abridged: a few clients train, and others copy them."""
 
     def __init__(
         self, recipe: Recipe, runtime: ClientRuntime, examples: dict[ClientId, int], folder: Path
@@ -259,13 +257,14 @@ class _Trial:
         self.recipe, self.method = recipe, runtime.method
         mean = float(np.mean(list(examples.values())))
         near = sorted(examples, key=lambda client: abs(examples[client] - mean))
-        self.cohort = sorted(near[: min(CLIENTS, recipe.participation.asked(recipe.training))])
+        self.cohort = sorted(near[: recipe.participation.asked(recipe.training)])
+        self.timed = near[: min(CLIENTS, len(self.cohort))]
         # These have more or fewer images than clients have on average.
-        self._scale = mean / max(1.0, float(np.mean([examples[c] for c in self.cohort])))
+        self._scale = mean / max(1.0, float(np.mean([examples[c] for c in self.timed])))
         shared = self.method.blueprint.shared()
         self._server = Server(examples, shared, public=runtime.public, device=devices.current())
         self._meter = _Meter()
-        self._engine = _TimedEngine(runtime, folder, self._meter)
+        self._engine = _TimedEngine(runtime, folder, self._meter, self.timed, examples)
         self._driver = Driver(self.method, self._engine, Ledger())
         self.setup = _Cost(0.0, 0.0)
         self.rounds: list[_Cost] = []
@@ -277,75 +276,64 @@ class _Trial:
 
     def run(self) -> None:
         """Measure the setup, the first round, and a second one while there is time."""
-        with send_events_to(self._meter.event), abridged(self._meter.enough):
-            self.setup = self._cost(0)
-            for number in range(1, min(2, self.recipe.rounds) + 1):
-                if number == 1 or not self._meter.is_late:
-                    self.rounds.append(self._cost(number))
+        self.setup = self._cost(0, self.method.run_plan)
+        for number in range(1, min(2, self.recipe.rounds) + 1):
+            if number == 1 or not self._meter.is_late:
+                self.rounds.append(self._cost(number, self.method.run_plan))
 
-    def measuring(
-        self, plan: Callable[[Server, Sequence[ClientId]], Plan], cohort: int, beside: int
-    ) -> float:
-        """Seconds of a plan in which clients measure, extrapolated to all clients that it asks."""
-        engine, server = self._engine, self._server
-        engine.tasks.clear()
-        engine.of_all = 0.0
-        engine.only, engine.everyone, engine.cohort = self.cohort, len(server.everyone), cohort
-        began, extrapolated = time.perf_counter(), self._meter.extrapolated
-        with send_events_to(self._meter.event), abridged(self._meter.enough):
-            self._driver.drive(plan(server, self.cohort), server)
-        whole = time.perf_counter() - began + self._meter.extrapolated - extrapolated
-        at_clients = sum(engine.tasks)
-        return max(0.0, whole - at_clients) + engine.of_all * self._scale / beside
+    def measuring(self, plan: Callable[[Server, Sequence[ClientId]], Plan]) -> _Cost:
+        """The cost of a plan in which clients measure the model."""
+        server = self._server
+        cost = self._cost(server.round, plan)
+        self._server = server
+        return cost
 
-    def _cost(self, number: int) -> _Cost:
-        began, extrapolated = time.perf_counter(), self._meter.extrapolated
-        self._engine.tasks.clear()
+    def _cost(self, number: int, plan: Callable[[Server, Sequence[ClientId]], Plan]) -> _Cost:
+        engine, meter = self._engine, self._meter
+        began, extrapolated = time.perf_counter(), meter.extrapolated
+        engine.measured = engine.of_all = 0.0
         server = replace(self._server, round=number)
-        self._server = self._driver.drive(self.method.run_plan(server, self.cohort), server)
-        whole = time.perf_counter() - began + self._meter.extrapolated - extrapolated
-        tasks = sum(self._engine.tasks)
-        return _Cost(max(0.0, whole - tasks), tasks * self._scale / len(self.cohort))
+        with send_events_to(meter.event), abridged(meter.enough):
+            self._server = self._driver.drive(plan(server, self.cohort), server)
+        whole = time.perf_counter() - began + meter.extrapolated - extrapolated
+        return _Cost(max(0.0, whole - engine.measured), engine.of_all * self._scale)
 
 
 class _TimedEngine(LocalEngine):
-    """The local engine; it records the seconds that every task would take in full."""
+    """The local engine; it performs and times the tasks of a few clients, and copies the others."""
 
-    def __init__(self, runtime: ClientRuntime, folder: Path, meter: _Meter) -> None:
+    def __init__(
+        self,
+        runtime: ClientRuntime,
+        folder: Path,
+        meter: _Meter,
+        timed: Sequence[ClientId],
+        examples: Mapping[ClientId, int],
+    ) -> None:
         super().__init__(runtime, folder, workers=0, devices=(devices.current(),))
-        self.tasks: list[float] = []
         self.answers: dict[str, list[dict[ClientId, Mapping[str, Any]]]] = {}
-        self.only: Sequence[ClientId] | None = None  # clients that stand for all
-        self.everyone, self.cohort = 0, 0  # numbers of all clients and of a round's
-        self.of_all = 0.0  # seconds of all clients asked
-        self._meter = meter
+        self.measured = 0.0  # seconds that the tasks performed would take in full
+        self.of_all = 0.0  # and those of all clients asked
+        self._meter, self._timed, self._examples = meter, timed, examples
 
     def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
-        """Ask all clients, or only the few that stand for all."""
-        if self.only is None:
-            yield from self._recorded(ask, turn)
-            return
-        few = [client for client in ask.to if client in self.only]
-        before = sum(self.tasks)
-        yield from self._recorded(replace(ask, to=few), turn)
-        all_asked = ask.step in MEASURING or len(ask.to) > len(few)
-        asked = self.everyone if all_asked else self.cohort
-        self.of_all += (sum(self.tasks) - before) * asked / max(1, len(few))
-
-    def _recorded(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
-        """The replies, which are kept: those to a step's first ask, and to its last."""
-        sent = dict[ClientId, Mapping[str, Any]]()
-        for reply in super().deliver(ask, turn):
+        """Perform a few tasks, keep what they answer, and copy it for the other clients."""
+        few = [client for client in ask.to if client in self._timed] or ask.to[:CLIENTS]
+        sent, before = dict[ClientId, Mapping[str, Any]](), self.measured
+        for reply in super().deliver(replace(ask, to=few), turn):
             if reply.up is not None:
                 sent[reply.client] = reply.up
             yield reply
-        if sent:
+        self.of_all += (self.measured - before) * len(ask.to) / max(1, len(few))
+        if sent:  # of the first time and of the last
             self.answers[ask.step] = [*self.answers.get(ask.step, [])[:1], sent]
+        for client in (one for one in ask.to if one not in few):
+            yield copied(self.runtime.method, ask.step, client, self._examples, sent)
 
     def _in_process(self, task: Task, broadcast: bytes) -> codec.Tree:
         began, extrapolated = time.perf_counter(), self._meter.extrapolated
         done = super()._in_process(task, broadcast)
-        self.tasks.append(time.perf_counter() - began + self._meter.extrapolated - extrapolated)
+        self.measured += time.perf_counter() - began + self._meter.extrapolated - extrapolated
         return done
 
 
@@ -427,9 +415,7 @@ def _evaluations(recipe: Recipe, data: RunData, method: Method, verdict: bool) -
     count = sum(len(getattr(few.data, name)) for name in parts)
     own = settings.clients if method.has_own_encoders else 1
     kinds = own + 1 + 2  # trained, untrained, and two kinds of raw pixels
-    return _Evaluations(
-        one * whole / max(1, part), last * images / max(1, count) * kinds, growth
-    )
+    return _Evaluations(one * whole / max(1, part), last * images / max(1, count) * kinds, growth)
 
 
 def _features(encoder: nn.Module, evaluator: Evaluator, images: Images, count: int) -> None:

@@ -40,9 +40,10 @@ class Memory:
     total: int  # of all processes, with the code of libraries counted once
     machine: int | None  # that processes of this machine can have; none: not known
     available: int | None  # now
+    at_sites: bool = False  # whether `worker` is a site's process, on a machine of its own
 
     @property
-    def one_worker_less(self) -> int:
+    def one_worker(self) -> int:
         """What a worker adds to the total."""
         return self.worker - LIBRARIES
 
@@ -70,7 +71,9 @@ def memory_of(
     model = sum(v.numel() * v.element_size() for v in method.blueprint.shared().values())
     # The server's model, its average in double precision, a commit, and replies under way; an
     # aggregation that compares clients keeps them all.
-    copies = 5 + (2 * workers if workers else 1) + (0 if type(recipe.aggregation) is Mean else asked)
+    copies = (
+        5 + (2 * workers if workers else 1) + (0 if type(recipe.aggregation) is Mean else asked)
+    )
     growth = max(evaluation, features, copies * model)
     growth = growth if workers else max(growth, training)
     main, worker = PRIVATE + PLOTTING + growth, PRIVATE + training

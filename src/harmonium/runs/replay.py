@@ -30,10 +30,11 @@ from harmonium.federation.secure_aggregation.client import traffic
 from harmonium.federation.wire import MASKS, STEPS, Ask, Field, changes_model, is_measuring
 from harmonium.learning.client import abridged
 from harmonium.privacy.account import Account
+from harmonium.privacy.library import together
 from harmonium.recipe.schema import Recipe
 
 PATIENCE = 2.0  # seconds after which the remaining rounds are taken to be like those before
-LEAST = 4  # rounds that are replayed whatever they take, the setup included
+LEAST = 3  # rounds that are replayed whatever they take, the setup included
 ASKED_LINE = 60  # bytes of a line of asked.jsonl, about
 
 WAYS = ("down", "up", "measuring")
@@ -64,6 +65,7 @@ class Spending:
     median: float
     delta: float
     budget: float | None
+    neighbours: str  # between which epsilon holds
     clients: int  # that release anything
     refused: Mapping[str, tuple[int, int]]  # step -> clients left out of it, and since which round
     ends: int | None  # the round before which the run ends, because nobody can pay for it
@@ -100,27 +102,18 @@ class _Row:
 class _Recorded:
     """An engine whose clients answer what measured clients sent."""
 
-    def __init__(
-        self, method: Method, examples: Mapping[ClientId, int], answers: Answers
-    ) -> None:
+    def __init__(self, method: Method, examples: Mapping[ClientId, int], answers: Answers) -> None:
         self._method, self._examples, self._answers = method, examples, answers
         self._times = Counter[tuple[str, ClientId]]()
 
     def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
-        """The recorded answer of the client whose number of images is nearest."""
-        declared = self._method.exchanges()[ask.step]
+        """Copies of what was recorded of the step's first time, or of the last."""
+        known = self._answers[ask.step]
         for client in ask.to:
-            count = self._examples[client]
-            if changes_model(declared) and not self._method.local.steps(count):
-                yield Reply(client, None, "too few examples for one step")
-                continue
             times = self._times[ask.step, client]
             self._times[ask.step, client] += 1
-            known = self._answers[ask.step]
-            answers = known[min(times, len(known) - 1)]
-            near = min(answers, key=lambda one: abs(self._examples[one] - count))
-            paid = spending.records(spending.paid_here(self._method, ask.step, count))
-            yield Reply(client, answers[near], releases=tuple(paid))
+            sent = known[min(times, len(known) - 1)]
+            yield copied(self._method, ask.step, client, self._examples, sent)
 
     def accept(self, reply: Reply) -> None:
         """Clients keep nothing."""
@@ -131,6 +124,30 @@ class _Recorded:
 
     def restore(self, snapshot: codec.Tree) -> None:
         """There are no states."""
+
+
+def copied(
+    method: Method,
+    step: str,
+    client: ClientId,
+    examples: Mapping[ClientId, int],
+    sent: Mapping[ClientId, Mapping[str, Any]],
+) -> Reply:
+    """The reply of a client that answers what another one sent.
+
+    Args:
+        method: whose step it is.
+        step: that the client was asked for.
+        client: its number.
+        examples: of all clients.
+        sent: the measured answers, of which that of the client most like it is taken.
+    """
+    count, declared = examples[client], method.exchanges()[step]
+    if not sent or (changes_model(declared) and not method.local.steps(count)):
+        return Reply(client, None, "too few examples for one step")
+    near = min(sent, key=lambda one: abs(examples[one] - count))
+    paid = spending.records(spending.paid_here(method, step, count))
+    return Reply(client, sent[near], releases=tuple(paid))
 
 
 class _Rounds:
@@ -220,7 +237,9 @@ class _Rounds:
                 row.sent += Counter(down=down, up=up)
         return row
 
-    def _masked(self, step: str, entries: Sequence[Mapping[str, Any]], down: int) -> tuple[int, int]:
+    def _masked(
+        self, step: str, entries: Sequence[Mapping[str, Any]], down: int
+    ) -> tuple[int, int]:
         """Bytes of an ask under secure aggregation, with the asks around it, if all stay."""
         extra, count = traffic(len(entries)), len(entries)
         sample = next(iter(self.answers[step][-1].values()))
@@ -297,13 +316,11 @@ def _ever_asked(recipe: Recipe, examples: Mapping[ClientId, int]) -> set[ClientI
 def _spending(rounds: _Rounds, left: range) -> Spending | None:
     """Epsilon of all clients, those of the rounds left included, as the last round had them."""
     method, account, recipe = rounds.method, rounds.account, rounds.recipe
-    paying = [
-        step
-        for step in method.exchanges()
-        if any(spending.costs(method, step, max(1, count)) for count in rounds.examples.values())
+    most = max(1, *rounds.examples.values())
+    paying = [step for step in method.exchanges() if spending.costs(method, step, most)]
+    records = [
+        one for step in paying for one in spending.records(spending.costs(method, step, most))
     ]
-    if not paying:
-        return None
     everyone, began = sorted(rounds.examples), time.perf_counter()
     for number in left:
         for client in recipe.participation.cohort(everyone, number, recipe.seed):
@@ -321,6 +338,7 @@ def _spending(rounds: _Rounds, left: range) -> Spending | None:
         median(epsilons),
         account.delta,
         account.limit,
+        together(records),
         len(epsilons),
         {step: (len(clients), since) for step, (clients, since) in rounds.refused.items()},
         rounds.ends,
