@@ -247,7 +247,7 @@ def of_memory(recipe: Recipe, memory: Memory) -> list[Finding]:
     """A run that needs more memory than there is."""
     if memory.machine is None or memory.available is None:
         return []
-    fitting = (memory.available - memory.main) // max(1, memory.one_worker)
+    fitting = int(FULL * memory.available - memory.main) // max(1, memory.one_worker)
     ways = [f"engine.workers={max(0, fitting)}"] if fitting < memory.workers else []
     ways += ["a smaller local.batch", "a smaller encoder"]
     needs = f"a run takes about {size_of(memory.total)} of memory"
