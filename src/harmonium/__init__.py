@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from harmonium.report.run_progress import progress as progress
     from harmonium.runs.export import load_encoder as load_encoder
     from harmonium.runs.loop import Result as Result
+    from harmonium.runs.plan import plan as plan
     from harmonium.runs.start import resume as resume
     from harmonium.runs.start import run as run
     from harmonium.studies.comparison.study import compare as compare
@@ -46,6 +47,7 @@ _WHERE = {
     "evaluate_run": "harmonium.measures.evaluation",
     "export": "harmonium.handover.export",
     "load_encoder": "harmonium.runs.export",
+    "plan": "harmonium.runs.plan",
     "progress": "harmonium.report.run_progress",
     "resume": "harmonium.runs.start",
     "run": "harmonium.runs.start",

@@ -302,9 +302,9 @@ def test_a_comparison_says_what_it_would_do(tmp_path: Path, call: Call) -> None:
     assert "missing  cifar10 is not here yet: run `harmonium data fetch cifar10`" in said
     said, _ = call("sweep", *words, "sweep.local.epochs=1,2", "--json")
     assert len(json.loads(said)["cells"]) == 4 and not folder.exists()
-    shown, told = call("run", "fedavg", "data=cifar10", "--dry-run")
-    assert "missing  cifar10 is not here yet" in told and "missing" not in shown
-    assert "time     not known" in told
+    shown, told = call("run", "fedavg", "data=cifar10", "--dry-run", code=2)
+    assert "cifar10 is not here yet" in told and "name: cifar10" in shown
+    assert "not here" not in shown
 
 
 def test_labels_that_mean_unknown_are_mentioned_and_one_class_is_no_probe(

@@ -287,3 +287,18 @@ def test_an_empty_start_is_no_random_start() -> None:
     with pytest.raises(ConfigError, match="init"):
         changes_of(["init="])
     assert Recipe.of("fedavg", "init=none").init is None
+
+
+@pytest.mark.parametrize(
+    ("word", "named"),
+    [
+        ("local.amp=true", "local.precision"),
+        ("engine.gpu=0", "engine.device"),
+        ("engine.device=0", "cuda:1"),
+        ("engine.device=[0,1]", "cuda:1"),
+        ("engine.device=none", "cuda:1"),
+    ],
+)
+def test_words_of_other_libraries_are_answered_with_ours(word: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        Recipe.of("fedavg", word)

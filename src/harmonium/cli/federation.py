@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harmonium.cli.plan import end_if_stopped, show_plan
 from harmonium.cli.terminal import (
     Changes,
     Json,
@@ -189,7 +190,7 @@ def start(
     insecure: Insecure = False,
     as_json: Json = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the plan and its digest, and stop.")
+        bool, typer.Option("--dry-run", help="Show the plan, its digest and cost, and stop.")
     ] = False,
 ) -> None:
     """Run a method or a recipe file with the sites of a federation.
@@ -206,13 +207,19 @@ def start(
 
         recipe, listening = federated(what, changes or []), _listening(listen, wait, insecure)
     if dry_run:
+        from harmonium.runs.plan import plan_of
         from harmonium.sites.folder import Federation
 
         plan, _ = planned(recipe, len(Federation.read(folder).sites))
+        with long_work(err, as_json, "estimating"):
+            found = plan_of(plan, out=where, sites=True)
         if as_json:
-            print(json.dumps({"recipe": plan.tree(), "digest": plan.digest}))
+            shown = {"recipe": plan.tree(), "digest": plan.digest, "plan": found.plain()}
+            print(json.dumps(shown))
         else:
             say(f"{plan.yaml()}# plan {plan.digest}")
+            show_plan(found, err)
+        end_if_stopped(found)
         return
     _obey_sigterm()
     with watched(as_json, "harmonium server resume") as watcher:

@@ -22,6 +22,7 @@ from harmonium.cli.diagnosis import diagnose
 from harmonium.cli.evaluate import evaluate
 from harmonium.cli.federation import client, server
 from harmonium.cli.handover import export, verify
+from harmonium.cli.plan import plan, show_dry_run
 from harmonium.cli.privacy import privacy
 from harmonium.cli.study import study
 from harmonium.cli.terminal import (
@@ -43,7 +44,6 @@ from harmonium.engines.workers import early_workers, shared_workers
 
 if TYPE_CHECKING:
     from harmonium.recipe.paper_tables import TableRecipe
-    from harmonium.recipe.schema import Recipe
 
 typer.core.HAS_RICH = False  # plain help; typer would escape its brackets for rich all the same
 
@@ -128,37 +128,11 @@ def run(
             check_formats(formats)
             recipe = Recipe.of(what, *(changes or []))
         if dry_run:
-            _show_estimate(recipe, as_json)
+            show_dry_run(recipe, as_json)
             return
         with watched(as_json) as watcher:
             result = start.run(recipe, out=folder, callbacks=watcher)
     show_result(result, as_json, formats)
-
-
-def _show_estimate(recipe: Recipe, as_json: bool) -> None:
-    """Print a resolved recipe, and how long it would take and what it would send."""
-    from harmonium.report.display import long_work
-    from harmonium.runs.estimate import estimated
-    from harmonium.runs.open_run import missing
-
-    with long_work(err, as_json, "estimating"):
-        recipe.check()
-        estimate = estimated(recipe)
-        lacking = missing(recipe)
-    if as_json:
-        shown = {"recipe": recipe.tree(), "digest": recipe.digest, "missing": lacking}
-        plain = {"unknown": estimate} if isinstance(estimate, str) else estimate.plain()
-        shown |= {"estimate": plain, "notes": recipe.notes}
-        print(json.dumps(shown))
-        return
-    out.print(recipe.yaml(), end="", markup=False, highlight=False, soft_wrap=True)
-    for text in lacking:
-        say_prose(f"missing  {text}", err)
-    for text in recipe.notes:
-        say_prose(f"note     {text}", err)
-    why = [f"time     not known: {estimate}"]
-    for text in why if isinstance(estimate, str) else estimate.lines():
-        say_prose(text, err)
 
 
 @app.command()
@@ -182,6 +156,7 @@ app.command()(demo)
 app.command()(sweep)
 app.command()(diagnose)
 app.command("eval")(evaluate)
+app.command()(plan)
 app.command()(privacy)
 app.command()(study)
 app.command()(tune)

@@ -47,12 +47,14 @@ def resolve(named: str | Sequence[str]) -> tuple[torch.device, ...]:
     return devices
 
 
-def check(named: str | Sequence[str]) -> None:
+def check(named: Any) -> None:
     """Refuse what is no device's name, whether there is one here or not."""
-    names = (named,) if isinstance(named, str) else tuple(named)
+    names = tuple(named) if isinstance(named, list | tuple) else (named,)
     if not names:
         raise ConfigError(f"engine.device is an empty list: {KINDS}")
     for name in names:
+        if not isinstance(name, str):  # a bare number, which torch would take for a GPU
+            raise ConfigError(f"engine.device is {name}: {KINDS}")
         if named != AUTO:
             _parsed(name)
 

@@ -23,6 +23,13 @@ from harmonium.core.registry import Registry, recipe_name
 
 T = TypeVar("T")
 
+OTHER_WORDS = {  # of other libraries -> ours
+    "amp": "precision",
+    "autocast": "precision",
+    "gpu": "device",
+    "learning_rate": "lr",
+}
+
 
 def choose(section: str, registry: Registry[T], value: Any) -> T:
     """A registered choice from its name, or from a mapping with `name` and settings."""
@@ -189,6 +196,8 @@ def unknown(key: str, known: Iterable[str]) -> str:
     "unknown key 'alpha': did you mean 'method.alpha' or 'split.alpha'?"
     >>> unknown("semi.shares", ["semi.seed", "semi.fractions", "rounds"])
     "unknown key 'semi.shares': semi has fractions, seed"
+    >>> unknown("local.amp", ["local.warmup", "local.precision"])
+    "unknown key 'local.amp': did you mean 'local.precision'?"
     """
     names = sorted(known)
     by_word: dict[str, list[str]] = {}  # by the last word of a key
@@ -197,6 +206,8 @@ def unknown(key: str, known: Iterable[str]) -> str:
     section, _, last = key.rpartition(".")
     inside = [word for word, keys in by_word.items() if section and f"{section}.{word}" in keys]
     near = [f"{section}.{word}" for word in difflib.get_close_matches(last, inside, n=1)]
+    if (meant := f"{section}.{OTHER_WORDS.get(last)}" if section else "") in names:
+        return f"unknown key '{key}': did you mean '{meant}'?"
     if inside and not near and last not in by_word:
         return f"unknown key '{key}': {section} has {', '.join(inside)}"
     if near := near or _nearest(key, names, by_word):

@@ -20,6 +20,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError
 from pydantic import Field as Setting
 
+from harmonium.core import devices
 from harmonium.core.errors import ConfigError, DataError, Key, UnknownSetting, counted, suggest
 from harmonium.core.registry import Registry, recipe_name
 from harmonium.core.settings import check_fields, choose, coerce, make, named, plain, unknown
@@ -155,6 +156,8 @@ def _fixed(section: str, cls: type[Any]) -> PlainValidator:
 
 
 def _engine(value: Any) -> EngineSettings:
+    if isinstance(value, Mapping) and not isinstance(value.get("device", ""), str):
+        devices.check(value["device"])  # a number has a message that names the choices
     return (
         make(EngineSettings, {"kind": value}, "engine")
         if isinstance(value, str)

@@ -145,6 +145,21 @@ def load_public(
         raise error.within("public") from None
 
 
+def device_notes(recipe: Recipe) -> list[str]:
+    """Notes on where a run computes, and on settings that have no effect there."""
+    engine = recipe.engine
+    kinds = {device.type for device in engine.devices}
+    notes = []
+    if engine.devices[0].type != "cpu":
+        notes.append(f"computing on {', '.join(map(devices.device_name, engine.devices))}")
+    elif recipe.local.precision != "fp32":
+        notes.append(f"local.precision={recipe.local.precision} is slow on most CPUs")
+    if engine.tf32 and "cuda" not in kinds:
+        where = engine.devices[0].type
+        notes.append(f"engine.tf32=true has no effect on {where}: it is for CUDA devices")
+    return notes
+
+
 def missing(recipe: Recipe) -> list[str]:
     """Data sets to fetch before a recipe can run, each with the command that fetches it."""
     sets = [recipe.data, *([] if recipe.public is None else [recipe.public])]

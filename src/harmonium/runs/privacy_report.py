@@ -164,7 +164,7 @@ def report(folder: str | Path, delta: float | None = None) -> Report:
     path = Path(folder)
     recipe, run = read_recipe(path), RunFolder(path)
     method = recipe.any_method()
-    delta, delta_of = _delta(recipe) if delta is None else (delta, "")
+    delta, delta_of = reported_delta(recipe) if delta is None else (delta, "")
     if not 0 < delta < 1:
         raise ConfigError(f"delta is {delta}; it must be above 0 and below 1, e.g. 1e-5")
     about = run.about()
@@ -228,7 +228,7 @@ def plot(report: Report, path: Path) -> Path | None:
     return path
 
 
-def _delta(recipe: Recipe) -> tuple[float, str]:
+def reported_delta(recipe: Recipe) -> tuple[float, str]:
     """The delta of the budget, and its setting: the recipe's, else the method's."""
     own = recipe.method.options
     if recipe.privacy.epsilon is None and own.get("epsilon") is not None and "delta" in own:

@@ -42,6 +42,7 @@ from harmonium.runs.extend import check_more_rounds, extend
 from harmonium.runs.loop import Result, RunLoop
 from harmonium.runs.open_run import (
     check_recipe,
+    device_notes,
     load_public,
     make_runtime,
     opened,
@@ -196,11 +197,8 @@ def _complete(loop: RunLoop) -> Result:
     recipe, path = loop.recipe, loop.path
     device = recipe.engine.devices[0]
     devices.select(device)
-    if device.type != "cpu":
-        names = ", ".join(map(devices.device_name, recipe.engine.devices))
-        loop.watcher.note(f"computing on {names}")
-    elif recipe.local.precision != "fp32":
-        loop.watcher.note(f"local.precision={recipe.local.precision} is slow on most CPUs")
+    for note in device_notes(recipe):
+        loop.watcher.note(note)
     dataset, public, split = opened(recipe, path)
     runtime = make_runtime(recipe, dataset, split, path, public)
     inputs = RunInputs(
