@@ -18,7 +18,16 @@ import torch
 from harmonium.core import devices
 from harmonium.core import files as store
 from harmonium.core.devices import AUTO, CPU
-from harmonium.core.errors import ConfigError, DataError, PolicyRefusal, counted
+from harmonium.core.errors import (
+    ConfigError,
+    DataError,
+    EngineError,
+    HarmoniumError,
+    PolicyRefusal,
+    WireError,
+    counted,
+)
+from harmonium.core.notes import Note
 from harmonium.core.paths import make_folder
 from harmonium.core.settings import choose
 from harmonium.core.types import ClientId
@@ -33,11 +42,17 @@ from harmonium.recipe.overrides import apply_changes
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.export import save_encoder
 from harmonium.runs.open_run import load_public
+from harmonium.sites import limits
+from harmonium.sites.activity import FINISHED, ClientActivity
+from harmonium.sites.certificates import expiries
+from harmonium.sites.event_log import about_images, unreadable
 from harmonium.sites.kit import Kit
 from harmonium.sites.log import bytes_by_step
+from harmonium.sites.metrics import BudgetReader, of_client, rendered, served, with_disk
 from harmonium.sites.plan import classes_of, method_of
 from harmonium.sites.policy import Policy
 from harmonium.sites.server import is_loopback
+from harmonium.sites.settings import SiteSettings
 from harmonium.sites.site import Identity, Site
 from harmonium.sites.upkeep import (
     RUNNING,
@@ -92,16 +107,17 @@ class SiteImages:
         spec.identity()  # reads the folder or file, so that a mistake is reported at once
         return cls(spec, _parse_part(part))
 
-    def inspect(self, note: Callable[[str], None]) -> None:
+    def inspect(self, note: Callable[[str], None]) -> tuple[int, int]:
         """Read all images once at a small size, and report their number and any problems.
 
         This reports unreadable files before the site connects. The images stay in the cache, so
-        the next call is fast.
+        the next call is fast. Returns how many images there are, and how many cannot be read.
         """
         dataset, images = self.load(INSPECTION_SIDE, 1)
         for text in dataset.notes:
-            note(text)
+            note(about_images(text))
         note(f"{counted(len(images), 'image')} to take part with")
+        return len(images), sum(map(unreadable, dataset.notes))
 
     def load(self, size: int | None, channels: int | None) -> tuple[Dataset, Images]:
         """The data set at this size and number of channels, and the images to train on."""
@@ -133,7 +149,7 @@ def open_runtime(
     method = method_of(plan)
     dataset, images = site_images.load(plan.data.size, plan.data.channels)
     for text in dataset.notes:
-        note(text)
+        note(about_images(text))
     if method.reads_labels:
         images = images.relabelled(_labels_by_plan(images, dataset, classes_of(plan)))
     else:
@@ -250,6 +266,7 @@ def run_client(
     keep_days: float | None = None,
     device: str = AUTO,
     ended: threading.Event | None = None,
+    images: tuple[int, int] | None = None,
 ) -> None:
     """Answer the server until `ended` is set; with `once`, until a run has finished.
 
@@ -263,7 +280,9 @@ def run_client(
         keep_days: days after which answers and states of earlier runs are deleted; none: never.
         device: where this site computes, whatever the plan says: auto, cpu, cuda, cuda:1 or mps.
         ended: an event that stops the client when it is set.
+        images: how many there are and how many cannot be read, for `client status`.
     """
+    settings = SiteSettings.read(kit.folder, limited=True)
     place = devices.resolve(device)[0]
     devices.select(place)
     if place.type != "cpu":
@@ -276,7 +295,12 @@ def run_client(
     address = address or f"{_bracketed(kit.hosts[0])}:{kit.port}"
     if insecure and not is_loopback(address.rpartition(":")[0]):
         raise ConfigError(f"--insecure connects to loopback only, not to {address}")
+    limits.apply(settings.limits)
     over = ended or threading.Event()
+    data = {"name": site_images.spec.name, "path": str(getattr(site_images.spec, "path", ""))}
+    reporter = ClientActivity(kit.folder / KEPT, address, data, str(place))
+    if images is not None:
+        reporter.images(*images)
     number = kit.private_key.private_numbers().private_value.to_bytes(48, "big")
     secret = hashlib.blake2b(number, person=b"harmonium states").digest()
 
@@ -289,6 +313,7 @@ def run_client(
         note(f"{path.with_name(SITE_REPORT)} has the results, the participants and the bytes sent")
         note(f"evaluate it on a labelled set: harmonium eval {folder} knn on=SET")
         if once:
+            reporter.finished(FINISHED)
             threading.Timer(1.0, over.set).start()  # the reply must still be sent
 
     site = Site(
@@ -300,7 +325,26 @@ def run_client(
         kit.policy,
         finish,
         note,
+        settings.limits,
+        reporter.answered,
     )
+
+    def answer(sealed: bytes, bodies: list[bytes]) -> tuple[bytes, list[bytes]]:
+        try:
+            return site.answer(sealed, bodies)
+        except WireError:  # about the ask
+            raise
+        except HarmoniumError as error:  # about the site's own files, which the server must not see
+            kind = type(error).__name__
+            note(Note(f"no answer: {error}", "error", f"no answer: {kind}"))
+            raise EngineError(f"{kind} at the site: its log has the details") from None
+
+    budget = BudgetReader(site.log.path, kit.policy)
+
+    def text() -> str:
+        more = {"certificates": expiries({"authority": kit.authority}), "budget": budget.read()}
+        return rendered(of_client(with_disk(reporter.activity.snapshot() | more, site.folder)))
+
     with (
         owner_only(),
         single_instance(make_folder(site.folder), RUNNING, f"client with the kit {kit.folder}"),
@@ -310,7 +354,9 @@ def run_client(
         if keep_days is not None:
             remove(removable_at_site(site.folder, keep_days))
         certificate = None if insecure else kit.authority
-        answer_messages(site.answer, address, kit.private_key, certificate, note, over)
+        connection = (address, kit.private_key, certificate)
+        with served(settings.metrics, text), reporter.activity.running():
+            answer_messages(answer, *connection, note, over, contact=reporter.contact)
 
 
 def _bracketed(host: str) -> str:
