@@ -112,7 +112,8 @@ def _server_lines(found: Mapping[str, Any]) -> Lines:
     yield f"folder    {found['folder']}"
     yield _process_line("server   ", found["server"], now)
     if run is None:
-        yield "run       none yet"
+        waiting = "not begun: the server waits for its sites"
+        yield f"run       {waiting if found['server']['waiting'] else 'none yet'}"
     else:
         yield f"run       {run['name']}, {run['method']}, plan {run['plan'][:16]}, {run['folder']}"
         ended = ", complete" if run["complete"] else ""

@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 FILE = "status.json"
 SOON, LATEST = 3.0, 30.0  # seconds until a change is written, and between two writes at most
 FORMAT = 1
+CLOCKS = 10  # answers whose times are compared with the server's
 FINISHED = "the run is over"  # why a client with `--once` ends
 
 
@@ -129,7 +130,7 @@ NEW_SITE: Mapping[str, Any] = {
     "why_at": None,
     "version": "",
     "protocol": None,
-    "clock": None,  # seconds that it is ahead of the server's; includes the message's way
+    "clock": None,  # seconds that it is ahead of the server's, at least
 }
 
 
@@ -141,6 +142,7 @@ class ServerActivity(Callback):
 
         What an earlier process knew of them is kept, all but counts and reasons.
         """
+        self._clocks: dict[str, deque[float]] = {}
         before = (read(folder) or {}).get("sites") or {}
         kept = ("seen", "answer", "version", "protocol", "clock")
         known = {}
@@ -163,11 +165,16 @@ class ServerActivity(Callback):
             facts["run"] = {**(facts["run"] or {}), **about}
 
     def heard(self, name: str, speaker: Speaker) -> None:
-        """An answer of a site arrived, whatever it says."""
+        """An answer of a site arrived, whatever it says.
+
+        The time that an answer was under way makes the site's clock look late, so the largest
+        difference of some answers is the best one.
+        """
         now = time.time()
-        offset = None if speaker.time is None else round(speaker.time - now, 1)
+        clocks = self._clocks.setdefault(name, deque(maxlen=CLOCKS))
+        clocks += [] if speaker.time is None else [round(speaker.time - now, 1)]
         with self.site(name) as site:
-            site |= {"answer": now, "seen": now, "clock": offset}
+            site |= {"answer": now, "seen": now, "clock": max(clocks, default=None)}
             site |= {"version": speaker.version, "protocol": speaker.protocol}
 
     def absent(self, name: str, why: str) -> None:

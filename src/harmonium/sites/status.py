@@ -44,6 +44,7 @@ LEAST_FREE = 1_000_000_000  # bytes of a disk
 NEARLY = 0.9  # of a privacy budget
 AHEAD, BEHIND = 3.0, 120.0  # seconds that a site's clock may be off; Flower accepts 5 and 305
 MISSED = 3  # rounds in a row
+GRACE = 60.0  # seconds in which a site may be away: Flower takes 20 to notice
 REPORTED = 120.0  # seconds after which a running process should have written its file again
 
 Attention = list[dict[str, str]]
@@ -75,9 +76,10 @@ def server_status(folder: str | Path) -> dict[str, Any]:
     certificates = expiries(_certificates(folder))
     attention += _about_keys(lambda: Federation.read(folder))
     attention += _about_certificates(certificates, "harmonium server renew", now)
+    process["waiting"] = process["running"] and (run is None or run["round"] is None)
     attention += _about_server(process, run, now)
     for site in sites:
-        attention += _about_site(site, process["running"], run, now)
+        attention += _about_site(site, process, run, now)
     disk = _disk(path or folder)
     attention += _about_disk(disk)
     return {
@@ -353,16 +355,18 @@ def _about_server(
 
 
 def _about_site(
-    site: Mapping[str, Any], running: bool, run: Mapping[str, Any] | None, now: float
+    site: Mapping[str, Any], process: Mapping[str, Any], run: Mapping[str, Any] | None, now: float
 ) -> Iterator[Any]:
-    name, needed = site["site"], running and run is not None and not run["complete"]
-    if needed and not site["connected"]:
+    name, running = site["site"], process["running"]
+    needed = running and (run is None or not run["complete"])
+    absent = now - (site["seen"] or process["started"] or now)
+    if needed and not site["connected"] and absent > GRACE:
         seen = "never" if site["seen"] is None else f"{(now - site['seen']) / 60:.0f} minutes ago"
         yield _item(
             f"{name} is not connected; last seen: {seen}",
             "its operator runs harmonium client status, which says why",
         )
-    elif needed and not site["in_run"]:
+    elif needed and not site["in_run"] and (run is not None or site["why"]):
         why = f": {site['why']}" if site["why"] else ""
         yield _item(f"{name} does not take part{why}", "ask its operator, whose policy it is")
     elif needed and site["row"] >= MISSED:
@@ -455,7 +459,7 @@ def _run_at_site(kept: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, 
         "name": str(last["run"])[:8],
         "folder": str(folder),
         "plan": last.get("plan"),
-        "round": last.get("round"),
+        "round": max((entry.get("round") or 0 for entry in mine), default=0),
         "answers": sum(entry.get("outcome") in LEFT for entry in mine),
         "last": {key: last.get(key) for key in ("time", "step", "outcome", "why")},
         "finished": (folder / SITE_REPORT).exists(),
