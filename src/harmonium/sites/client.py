@@ -255,6 +255,15 @@ def save_final_encoder(
     return path
 
 
+def site_device(name: str) -> torch.device:
+    """The device of `--device`; one that is not here is refused."""
+    try:
+        return devices.resolve(name)[0]
+    except ConfigError as error:  # about the setting of a recipe
+        text = str(error).replace("engine.device=", "--device ")
+        raise ConfigError(text.replace("engine.device", "--device")) from None
+
+
 def run_client(
     kit: Kit,
     site_images: SiteImages,
@@ -283,7 +292,7 @@ def run_client(
         images: how many there are and how many cannot be read, for `client status`.
     """
     settings = SiteSettings.read(kit.folder, limited=True)
-    place = devices.resolve(device)[0]
+    place = site_device(device)
     devices.select(place)
     if place.type != "cpu":
         note(f"computing on {devices.device_name(place)}")
