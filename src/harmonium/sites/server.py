@@ -23,10 +23,17 @@ from typing import TYPE_CHECKING, Any
 from harmonium.core import devices, files
 from harmonium.core.callbacks import Callback, called
 from harmonium.core.errors import ConfigError, NotEnoughReplies, StoreError, counted
-from harmonium.core.notes import Note
+from harmonium.core.notes import Level, Note
 from harmonium.core.types import ClientId
 from harmonium.data.images import Dataset
-from harmonium.engines.remote import NEEDS_FLOWER, Messenger, RemoteEngine, RemoteSite, Waits
+from harmonium.engines.remote import (
+    NEEDS_FLOWER,
+    REFUSED,
+    Messenger,
+    RemoteEngine,
+    RemoteSite,
+    Waits,
+)
 from harmonium.federation.driver import Turn
 from harmonium.federation.filters import arrival
 from harmonium.federation.method import Method
@@ -413,7 +420,7 @@ class _LateJoiners:
                 note = f"{site.name} joins with {counted(up['examples'], 'image')}"
                 joining.append(_participant(client, site, up))
             else:
-                note = f"{site.name} does not take part yet: {why}"
+                note = Note(f"{site.name} does not take part yet: {why}", "warning")
                 self.absent(site.name, why)
                 before = self._next.get(client, (0.0, 0.0))[1]
                 pause = max(SHORTEST_PAUSE, min(2 * before, LONGEST_PAUSE))
@@ -484,7 +491,8 @@ def _register_sites(
             name = sites[client].name
             if isinstance(outcome, str):  # it is offline, or could not read the handshake
                 if noted.get(client) != outcome:
-                    note(f"{name}: {outcome}; waiting for it")
+                    level: Level = "warning" if outcome.startswith(REFUSED) else "info"
+                    note(Note(f"{name}: {outcome}; waiting for it", level))
                 noted[client] = outcome
                 continue
             site, up = waiting.pop(client), outcome["up"]
