@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ import numpy as np
 import pytest
 from tests.sites.test_site import Bench
 
+from harmonium.cli.main import main
 from harmonium.core.errors import ConfigError, DataError, UnknownSetting
 from harmonium.core.notes import Level, Note
 from harmonium.federation.driver import Reply
 from harmonium.sites.client import SiteImages
 from harmonium.sites.event_log import LEVELS, EventLog, LogWatcher
+from harmonium.sites.folder import init
 from harmonium.sites.settings import KEYS, LogSettings, SiteSettings
 
 LINE = re.compile(r"(\S+) (error|warning|info|debug) north: (.+)")
@@ -100,6 +103,28 @@ def test_names_of_images_are_logged_at_debug_only(
     assert "1 of 8 images cannot be read" in text
     assert (SECRET in text) == (level == "debug")
     assert (str(scans) in text) <= (level == "debug")
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+@pytest.mark.parametrize("kind", ["folder:", ""])
+def test_a_command_that_fails_is_one_line_without_the_path_of_images(
+    kind: str,
+    level: Level,
+    scans: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kit = init(tmp_path / "federation", ["north"], ["localhost"]).kit("north")
+    place = scans if not kind else scans / SECRET
+    words = ["--kit", str(kit), "--data", f"{kind}{place}", "--log-level", level]
+    monkeypatch.setattr(sys, "argv", ["harmonium", "client", "start", *words])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(SystemExit) as end:
+        main()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and " error north: " in line
+    assert (str(scans) in line) == (level == "debug")
 
 
 def test_a_fault_of_the_sites_own_files_is_not_named_above_debug(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from harmonium.cli.main import main
 from harmonium.core import files
 from harmonium.engines.protocol import Speaker
 from harmonium.federation.driver import Reply
+from harmonium.recipe.schema import Recipe
+from harmonium.runs.open_run import read_recipe
 from harmonium.runs.start import run
 from harmonium.sites import status
 from harmonium.sites.activity import FINISHED, ClientActivity, ServerActivity
@@ -217,6 +219,26 @@ def test_answers_that_did_not_count_are_told_by_round(
     west = found["sites"][2]
     assert (west["answered"], west["missed"], west["refused"], west["row"]) == (0, 2, 1, 3)
     assert west["why"] == "of it" and "west has no counted answer" in words(found)
+
+
+def test_epsilon_of_sites_is_counted_and_nearly_spent(
+    federation: Path, begun: Path, server: ServerActivity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = ("privacy.update_noise=2", "privacy.update_clip=1", "privacy.epsilon=9")
+    noisy = (*noise, "batch_norm=local", "privacy.noise=simulated")
+    recipe = Recipe.of(read_recipe(begun), *noisy)
+    path = begun / "ledger.jsonl"
+    lines = [{**json.loads(line), "releases": [{}]} for line in path.read_text().splitlines()]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines if line["client"] < 2))
+    for commit in (begun / "commits").glob("*.json"):
+        commit.unlink()
+    (begun / "metrics.jsonl").unlink()
+    monkeypatch.setattr(status, "read_recipe", lambda folder: recipe)
+    found = server_status(federation)
+    spent = [site["epsilon"] for site in found["sites"]]
+    assert spent[0] == spent[1] > spent[2] == 0.0
+    assert found["sites"][0]["epsilon_limit"] == 9.0
+    assert ("north has spent epsilon" in words(found)) == (spent[0] >= 8.1)
 
 
 def test_certificates_that_end_soon_are_renewed(

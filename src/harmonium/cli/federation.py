@@ -274,18 +274,19 @@ def _logged(
     as_json: bool,
     *,
     silent: bool = False,
-    limited: bool = False,
+    data: str | None = None,
 ) -> Iterator[EventLog | None]:
     """The log of a server or client; none where a terminal shows what happens instead.
 
-    Options take precedence over `settings.yaml`. A failure is logged in place of the usual line.
+    Options take precedence over `settings.yaml`. A failure is logged in place of the usual line,
+    above debug without names of files. `data` is where a client's images are.
     """
     from harmonium.core.progress import send_events_to
     from harmonium.core.settings import make
     from harmonium.sites.event_log import EventLog
     from harmonium.sites.settings import LogSettings, SiteSettings
 
-    settings = SiteSettings.read(folder, limited=limited).log
+    settings = SiteSettings.read(folder, limited=data is not None).log
     chosen = {**asdict(settings), **({"level": level} if level else {})}
     settings = make(LogSettings, {**chosen, "json": as_json or settings.json}, "log")
     named = level is not None or as_json or settings.file is not None
@@ -297,7 +298,8 @@ def _logged(
         with send_events_to(log.listener()):
             yield log
     except HarmoniumError as error:
-        hidden = isinstance(error, DataError) and settings.level != "debug"
+        names_files = isinstance(error, DataError) or bool(data) and str(data) in str(error)
+        hidden = names_files and settings.level != "debug"
         words = "the images cannot be used: --log-level debug, or a terminal, shows why"
         log.write("error", "failed", words if hidden else str(error))
         sys.exit(2)
@@ -400,7 +402,8 @@ def start_client(
         host, port = _address(address)
         address = f"{f'[{host}]' if ':' in host else host}:{port or opened.port}"
     _obey_sigterm()
-    with _logged(kit, opened.name, log_level, log_json, limited=True) as log:
+    place = data.partition(":")[2] or data
+    with _logged(kit, opened.name, log_level, log_json, data=place) as log:
 
         def note(text: str) -> None:
             say_prose(f"{opened.name}: {text}", err) if log is None else log.note(text)
@@ -409,11 +412,9 @@ def start_client(
             note(Note(text, "warning"))
         with long_work(err, log is not None, "reading the images"):
             images = SiteImages.parse(data, changes or [], part)
-            counts = images.inspect(note)
         with long_work(err, log is not None):
             more: dict[str, Any] = {"address": address, "insecure": insecure, "once": once}
-            more |= {"keep_days": keep_days, "device": device, "images": counts}
-            run_client(opened, images, note, **more)
+            run_client(opened, images, note, keep_days=keep_days, device=device, **more)
 
 
 @client.command("check")

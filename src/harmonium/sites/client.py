@@ -275,9 +275,10 @@ def run_client(
     keep_days: float | None = None,
     device: str = AUTO,
     ended: threading.Event | None = None,
-    images: tuple[int, int] | None = None,
 ) -> None:
     """Answer the server until `ended` is set; with `once`, until a run has finished.
+
+    All images are read once, before the client connects.
 
     Args:
         kit: the site's identity and the keys that it trusts.
@@ -289,10 +290,8 @@ def run_client(
         keep_days: days after which answers and states of earlier runs are deleted; none: never.
         device: where this site computes, whatever the plan says: auto, cpu, cuda, cuda:1 or mps.
         ended: an event that stops the client when it is set.
-        images: how many there are and how many cannot be read, for `client status`.
     """
-    settings = SiteSettings.read(kit.folder, limited=True)
-    place = site_device(device)
+    settings, place = SiteSettings.read(kit.folder, limited=True), site_device(device)
     devices.select(place)
     if place.type != "cpu":
         note(f"computing on {devices.device_name(place)}")
@@ -305,11 +304,42 @@ def run_client(
     if insecure and not is_loopback(address.rpartition(":")[0]):
         raise ConfigError(f"--insecure connects to loopback only, not to {address}")
     limits.apply(settings.limits)
-    over = ended or threading.Event()
     data = {"name": site_images.spec.name, "path": str(getattr(site_images.spec, "path", ""))}
     reporter = ClientActivity(kit.folder / KEPT, address, data, str(place))
-    if images is not None:
-        reporter.images(*images)
+    reporter.images(*site_images.inspect(note))
+    over = ended or threading.Event()
+
+    def finished() -> None:
+        if once:
+            reporter.finished(FINISHED)
+            threading.Timer(1.0, over.set).start()  # the reply must still be sent
+
+    site = _site(kit, site_images, note, place, finished)
+    site.limits, site.record = settings.limits, reporter.answered
+    with (
+        owner_only(),
+        single_instance(make_folder(site.folder), RUNNING, f"client with the kit {kit.folder}"),
+    ):
+        restrict_to_owner(kit.folder)
+        site.log.verify()
+        if keep_days is not None:
+            remove(removable_at_site(site.folder, keep_days))
+        connection = (address, kit.private_key, None if insecure else kit.authority)
+        with (
+            served(settings.metrics, _metrics(kit, site, reporter)),
+            reporter.activity.running(),
+        ):
+            answer_messages(_discreet(site), *connection, note, over, contact=reporter.contact)
+
+
+def _site(
+    kit: Kit,
+    site_images: SiteImages,
+    note: Callable[[str], None],
+    place: torch.device,
+    finished: Callable[[], None],
+) -> Site:
+    """The site that answers; `finished` is called when it has the final encoder of a run."""
     number = kit.private_key.private_numbers().private_value.to_bytes(48, "big")
     secret = hashlib.blake2b(number, person=b"harmonium states").digest()
 
@@ -321,9 +351,7 @@ def run_client(
         note(f"the run is over: the encoder is {path}")
         note(f"{path.with_name(SITE_REPORT)} has the results, the participants and the bytes sent")
         note(f"evaluate it on a labelled set: harmonium eval {folder} knn on=SET")
-        if once:
-            reporter.finished(FINISHED)
-            threading.Timer(1.0, over.set).start()  # the reply must still be sent
+        finished()
 
     site = Site(
         Identity(kit.federation, kit.number, kit.private_key, kit.server_key),
@@ -334,38 +362,36 @@ def run_client(
         kit.policy,
         finish,
         note,
-        settings.limits,
-        reporter.answered,
     )
+    return site
+
+
+def _discreet(site: Site) -> Callable[[bytes, list[bytes]], tuple[bytes, list[bytes]]]:
+    """The site's answer, without errors that name its files: the server must not see them."""
 
     def answer(sealed: bytes, bodies: list[bytes]) -> tuple[bytes, list[bytes]]:
         try:
             return site.answer(sealed, bodies)
         except WireError:  # about the ask
             raise
-        except HarmoniumError as error:  # about the site's own files, which the server must not see
+        except HarmoniumError as error:
             kind = type(error).__name__
-            note(Note(f"no answer: {error}", "error", f"no answer: {kind}"))
+            site.note(Note(f"no answer: {error}", "error", f"no answer: {kind}"))
             raise EngineError(f"{kind} at the site: its log has the details") from None
 
-    budget = BudgetReader(site.log.path, kit.policy)
+    return answer
+
+
+def _metrics(kit: Kit, site: Site, reporter: ClientActivity) -> Callable[[], str]:
+    """A function that returns the client's metrics."""
+    budget, ends = BudgetReader(site.log.path, kit.policy), {"authority": kit.authority}
 
     def text() -> str:
-        more = {"certificates": expiries({"authority": kit.authority}), "budget": budget.read()}
-        return rendered(of_client(with_disk(reporter.activity.snapshot() | more, site.folder)))
+        facts = reporter.activity.snapshot() | {"budget": budget.read()}
+        facts |= {"certificates": expiries(ends)}
+        return rendered(of_client(with_disk(facts, site.folder)))
 
-    with (
-        owner_only(),
-        single_instance(make_folder(site.folder), RUNNING, f"client with the kit {kit.folder}"),
-    ):
-        restrict_to_owner(kit.folder)
-        site.log.verify()
-        if keep_days is not None:
-            remove(removable_at_site(site.folder, keep_days))
-        certificate = None if insecure else kit.authority
-        connection = (address, kit.private_key, certificate)
-        with served(settings.metrics, text), reporter.activity.running():
-            answer_messages(answer, *connection, note, over, contact=reporter.contact)
+    return text
 
 
 def _bracketed(host: str) -> str:
