@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from harmonium.cli import federation_status
 from harmonium.cli.main import main
 from harmonium.core import files
 from harmonium.engines.protocol import Speaker
@@ -123,6 +124,21 @@ def test_a_new_federation_is_well_and_says_what_is_next(
     assert code == 0 and set(json.loads(text)) == set(found)
     code, text = called("server", "status", str(federation / "nowhere"))
     assert code == 2 and "Traceback" not in text
+
+
+def test_a_status_is_shown_again_until_it_is_stopped(
+    federation: Path, called: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = iter([None, KeyboardInterrupt])
+
+    def pause(seconds: float) -> None:
+        if error := next(pauses):
+            raise error
+
+    monkeypatch.setattr(federation_status.time, "sleep", pause)
+    code, text = called("server", "status", str(federation), "--watch")
+    assert code == 130 and text.count("all is well") == 2
+    assert called("server", "status", str(federation), "--watch", "--json")[0] == 2
 
 
 def test_a_running_server_is_well(
