@@ -1,15 +1,30 @@
 """What a site takes part with, and what it keeps to itself."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from harmonium.core.errors import ConfigError, DataError, PolicyRefusal, StoreError
+from harmonium.core.errors import (
+    ConfigError,
+    DataError,
+    EngineError,
+    PolicyRefusal,
+    StoreError,
+    WireError,
+)
 from harmonium.data.sets.sites import Sites
 from harmonium.engines.runtime import StateRef, Task
 from harmonium.recipe.schema import Recipe
-from harmonium.sites.client import SiteImages, describe_budget, open_runtime, save_final_encoder
+from harmonium.sites.client import (
+    SiteImages,
+    _discreet,
+    describe_budget,
+    open_runtime,
+    save_final_encoder,
+)
 from harmonium.sites.plan import classes_of, frame_of, method_of, planned
 from harmonium.sites.policy import Policy
 
@@ -223,3 +238,24 @@ def test_the_encoder_that_is_taken_home_is_the_federations(tmp_path: Path) -> No
     assert found and all(
         (model[f"encoder.{key.partition('.')[2]}"] == value).all() for key, value in found.items()
     )
+
+
+def test_a_fault_of_the_sites_files_does_not_reach_the_server() -> None:
+    """The messenger sends the text of an error to the server."""
+
+    def fail(error: Exception) -> Any:
+        def answer(*_: Any) -> Any:
+            raise error
+
+        return answer
+
+    notes: list[Any] = []
+    site: Any = SimpleNamespace(note=notes.append)
+    site.answer = fail(StoreError("cannot write /data/doe-jane/log.jsonl"))
+    with pytest.raises(EngineError) as told:
+        _discreet(site)(b"", [])
+    assert "doe-jane" not in str(told.value) and "StoreError" in str(told.value)
+    assert "doe-jane" in notes[0] and "doe-jane" not in notes[0].brief
+    site.answer = fail(WireError("the ask is for another site"))
+    with pytest.raises(WireError, match="another site"):
+        _discreet(site)(b"", [])

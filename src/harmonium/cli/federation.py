@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from harmonium.cli.plan import end_if_stopped, show_plan
+from harmonium.cli.federation_status import client_status, server_status
 from harmonium.cli.terminal import (
     Changes,
     Json,
@@ -21,11 +26,14 @@ from harmonium.cli.terminal import (
     show_table,
     watched,
 )
-from harmonium.core.errors import ConfigError
+from harmonium.core.errors import ConfigError, DataError, HarmoniumError
+from harmonium.core.notes import Note
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
+    from harmonium.core.callbacks import Callback
+    from harmonium.sites.event_log import EventLog
     from harmonium.sites.folder import Federation
     from harmonium.sites.server import ListenSettings
     from harmonium.sites.upkeep import Removal
@@ -53,7 +61,14 @@ Wait = Annotated[
     typer.Option("--wait", help="Seconds after which to begin without sites that are offline."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")]
+LogLevel = Annotated[
+    str | None,
+    typer.Option("--log-level", help="Log lines at this level: error, warning, info or debug."),
+]
+LogJson = Annotated[bool, typer.Option("--log-json", help="Log one JSON document a line.")]
 FOLDER, KIT = Path("federation"), Path("kit")
+server.command("status")(server_status)
+client.command("status")(client_status)
 
 
 # ---- the server ----------------------------------------------------------------------------------
@@ -192,6 +207,8 @@ def start(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the plan, its digest and cost, and stop.")
     ] = False,
+    log_level: LogLevel = None,
+    log_json: LogJson = False,
 ) -> None:
     """Run a method or a recipe file with the sites of a federation.
 
@@ -222,7 +239,10 @@ def start(
         end_if_stopped(found)
         return
     _obey_sigterm()
-    with watched(as_json, "harmonium server resume") as watcher:
+    with (
+        _logged(folder, "server", log_level, log_json, silent=as_json) as log,
+        watched(as_json, "harmonium server resume", _follower(log)) as watcher,
+    ):
         result = start(recipe, folder, out=where, watcher=watcher, listening=listening)
     show_result(result, as_json)
 
@@ -234,18 +254,74 @@ def resume(
     listen: Listen = None,
     insecure: Insecure = False,
     as_json: Json = False,
+    log_level: LogLevel = None,
+    log_json: LogJson = False,
 ) -> None:
     """Continue a federation's run that stopped; rounds=N trains it further."""
     from harmonium.report.display import long_work
 
     with long_work(err, as_json, "loading"):
-        from harmonium.sites.server import resume
+        from harmonium.sites.server import folder_of, resume
 
-        listening = _listening(listen, None, insecure)
+        listening, folder = _listening(listen, None, insecure), folder_of(run)
     _obey_sigterm()
-    with watched(as_json, "harmonium server resume") as watcher:
+    with (
+        _logged(folder, "server", log_level, log_json, silent=as_json) as log,
+        watched(as_json, "harmonium server resume", _follower(log)) as watcher,
+    ):
         result = resume(run, *(changes or []), watcher=watcher, listening=listening)
     show_result(result, as_json)
+
+
+@contextmanager
+def _logged(
+    folder: Path,
+    who: str,
+    level: str | None,
+    as_json: bool,
+    *,
+    silent: bool = False,
+    data: str | None = None,
+) -> Iterator[EventLog | None]:
+    """The log of a server or client; none where a terminal shows what happens instead.
+
+    Options take precedence over `settings.yaml`. A failure is logged in place of the usual line,
+    above debug without names of files. `data` is where a client's images are.
+    """
+    from harmonium.core.progress import send_events_to
+    from harmonium.core.settings import make
+    from harmonium.sites.event_log import EventLog
+    from harmonium.sites.settings import LogSettings, SiteSettings
+
+    settings = SiteSettings.read(folder, limited=data is not None).log
+    chosen = {**asdict(settings), **({"level": level} if level else {})}
+    settings = make(LogSettings, {**chosen, "json": as_json or settings.json}, "log")
+    named = level is not None or as_json or settings.file is not None
+    if not named and (silent or err.is_terminal):
+        yield None
+        return
+    log = EventLog(settings, folder, who)
+    try:
+        with send_events_to(log.listener()):
+            yield log
+    except HarmoniumError as error:
+        names_files = isinstance(error, DataError) or bool(data) and str(data) in str(error)
+        hidden = names_files and settings.level != "debug"
+        words = "the images cannot be used: --log-level debug, or a terminal, shows why"
+        log.write("error", "failed", words if hidden else str(error))
+        sys.exit(2)
+    except KeyboardInterrupt:
+        log.write("info", "stopped", "stopped")
+        sys.exit(130)
+    finally:
+        log.close()
+
+
+def _follower(log: EventLog | None) -> Callback | None:
+    """What logs a run, if there is a log."""
+    from harmonium.sites.event_log import LogWatcher
+
+    return None if log is None else LogWatcher(log)
 
 
 def _listening(listen: str | None, wait: float | None, insecure: bool) -> ListenSettings:
@@ -314,6 +390,8 @@ def start_client(
     device: Annotated[
         str, typer.Option("--device", help="Where to compute: auto, cpu, cuda, cuda:1 or mps.")
     ] = "auto",
+    log_level: LogLevel = None,
+    log_json: LogJson = False,
 ) -> None:
     """Take part in runs with the images of this site.
 
@@ -322,25 +400,28 @@ def start_client(
     from harmonium.report.display import long_work
 
     with long_work(err, command="loading"):
-        from harmonium.sites.client import SiteImages, run_client
+        from harmonium.sites.client import SiteImages, run_client, site_device
         from harmonium.sites.kit import Kit
 
-        images, opened = SiteImages.parse(data, changes or [], part), Kit.read(kit)
+        opened = Kit.read(kit)
+        site_device(device)  # refused before an image is read
     if address is not None:
         host, port = _address(address)
         address = f"{f'[{host}]' if ':' in host else host}:{port or opened.port}"
-
-    def note(text: str) -> None:
-        say_prose(f"{opened.name}: {text}", err)
-
-    for text in opened.notes:
-        note(text)
     _obey_sigterm()
-    with long_work(err, command="reading the images"):
-        images.inspect(note)
-    with long_work(err):
-        more: dict[str, Any] = {"address": address, "insecure": insecure, "once": once}
-        run_client(opened, images, note, keep_days=keep_days, device=device, **more)
+    place = data.partition(":")[2] or data
+    with _logged(kit, opened.name, log_level, log_json, data=place) as log:
+
+        def note(text: str) -> None:
+            say_prose(f"{opened.name}: {text}", err) if log is None else log.note(text)
+
+        for text in opened.notes:
+            note(Note(text, "warning"))
+        with long_work(err, log is not None, "reading the images"):
+            images = SiteImages.parse(data, changes or [], part)
+        with long_work(err, log is not None):
+            more: dict[str, Any] = {"address": address, "insecure": insecure, "once": once}
+            run_client(opened, images, note, keep_days=keep_days, device=device, **more)
 
 
 @client.command("check")

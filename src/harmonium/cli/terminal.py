@@ -110,15 +110,21 @@ def say_plots(paths: Sequence[Path]) -> None:
 
 
 @contextmanager
-def watched(as_json: bool, again: str = "harmonium resume") -> Iterator[Callback]:
-    """A watcher for a run; if the run fails, a note tells how to continue."""
+def watched(
+    as_json: bool, again: str = "harmonium resume", log: Callback | None = None
+) -> Iterator[Callback]:
+    """A watcher for a run; if the run fails, a note tells how to continue.
+
+    With a `log` that follows the run, nothing else is shown.
+    """
+    as_json = as_json or log is not None
     from harmonium.report.display import long_work
 
     with long_work(err, as_json, "loading"):
         from harmonium.core.callbacks import Callback
         from harmonium.report.run_progress import watcher_for
 
-    watcher = Callback() if as_json else watcher_for(err)
+    watcher = log or (Callback() if as_json else watcher_for(err))
     try:
         with long_work(err, as_json, "starting"):
             yield watcher

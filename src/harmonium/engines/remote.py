@@ -22,6 +22,7 @@ from torch import Tensor
 from harmonium.core import codec, files
 from harmonium.core.errors import EngineError, WireError, one_line
 from harmonium.core.types import ClientId, Weights
+from harmonium.engines.protocol import Speaker, protocol_fault
 from harmonium.engines.runtime import StateRef
 from harmonium.engines.seal import must_match, nonce, seal, unseal
 from harmonium.engines.state_versions import StateVersions
@@ -150,6 +151,7 @@ class RemoteEngine(StateVersions):
         self._others: dict[ClientId, RemoteSite] = {}  # may still join
         self._handshakes: dict[ClientId, _PendingTask] = {}  # not answered yet
         self.newcomers: Callable[[int], dict[ClientId, int]] = lambda round: {}  # join in a round
+        self.heard: Callable[[ClientId, Speaker], None] = lambda client, site: None  # an answer
 
     def deliver(self, ask: Ask, turn: Turn) -> Iterator[Reply]:
         """Replies as they arrive; clients without an answer are named, with the reason."""
@@ -284,6 +286,7 @@ class RemoteEngine(StateVersions):
             "down": dict(own),
             "state": asdict(state) if state else None,
             "keep": sorted(set(self._needed.get(client, []))),
+            **Speaker().stated(),
         }
         header = {**self._about, "round": turn.round, "ask": turn.ask, "step": step}
         bodies = (self._plan, frame, _Body(codec.encode(facts)))
@@ -414,7 +417,12 @@ class RemoteEngine(StateVersions):
         """The content of an answer that the site signed for this ask, or why it is refused."""
         sealed, bodies = answer
         try:
-            must_match(unseal("answer", sealed, bodies, self._member(client).key), task.header)
+            header = unseal("answer", sealed, bodies, self._member(client).key)
+            must_match(header, task.header)
+            site = Speaker.of(header)
+            self.heard(client, site)
+            if fault := protocol_fault(Speaker(), site):
+                raise WireError(fault)
             limits = self._limits(task.header["step"], client)
             content: dict[str, Any] = codec.decode(bodies[0], limits)
             if fault := _answer_fault(content):

@@ -10,7 +10,7 @@ import ipaddress
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -164,6 +164,16 @@ def read_certificate(path: Path, remedy: str) -> tuple[x509.Certificate, list[st
     soon = end - now < timedelta(days=WARNING_DAYS)
     note = f"{path} expires on {end:%Y-%m-%d}, in {(end - now).days} days: {remedy}"
     return certificate, [note] if soon else []
+
+
+def expiries(paths: Mapping[str, Path]) -> dict[str, float]:
+    """When certificates expire or expired, in seconds since 1970; unreadable ones are left out."""
+    ends = {}
+    for name, path in paths.items():
+        with suppress(OSError, ValueError):
+            certificate = x509.load_pem_x509_certificate(path.read_bytes())
+            ends[name] = certificate.not_valid_after_utc.timestamp()
+    return ends
 
 
 def issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:

@@ -18,7 +18,16 @@ import torch
 from harmonium.core import devices
 from harmonium.core import files as store
 from harmonium.core.devices import AUTO, CPU
-from harmonium.core.errors import ConfigError, DataError, PolicyRefusal, counted
+from harmonium.core.errors import (
+    ConfigError,
+    DataError,
+    EngineError,
+    HarmoniumError,
+    PolicyRefusal,
+    WireError,
+    counted,
+)
+from harmonium.core.notes import Note
 from harmonium.core.paths import make_folder
 from harmonium.core.settings import choose
 from harmonium.core.types import ClientId
@@ -33,11 +42,17 @@ from harmonium.recipe.overrides import apply_changes
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.export import save_encoder
 from harmonium.runs.open_run import load_public
+from harmonium.sites import limits
+from harmonium.sites.activity import FINISHED, ClientActivity
+from harmonium.sites.certificates import expiries
+from harmonium.sites.event_log import about_images, unreadable
 from harmonium.sites.kit import Kit
 from harmonium.sites.log import bytes_by_step
+from harmonium.sites.metrics import BudgetReader, of_client, rendered, served, with_disk
 from harmonium.sites.plan import classes_of, method_of
 from harmonium.sites.policy import Policy
 from harmonium.sites.server import is_loopback
+from harmonium.sites.settings import SiteSettings
 from harmonium.sites.site import Identity, Site
 from harmonium.sites.upkeep import (
     RUNNING,
@@ -92,17 +107,18 @@ class SiteImages:
         spec.identity()  # reads the folder or file, so that a mistake is reported at once
         return cls(spec, _parse_part(part))
 
-    def inspect(self, note: Callable[[str], None]) -> None:
+    def inspect(self, note: Callable[[str], None]) -> tuple[int, int]:
         """Read all images once at a small size, and report their number and any problems.
 
         This reports unreadable files before the site connects. The images stay in the cache, so
-        the next call is fast.
+        the next call is fast. Returns how many images there are, and how many cannot be read.
         """
         own = self.spec.channels
         dataset, images = self.load(INSPECTION_SIDE, 1 if own in (1, 3) else own)
         for text in dataset.notes:
-            note(text)
+            note(about_images(text))
         note(f"{counted(len(images), 'image')} to take part with")
+        return len(images), sum(map(unreadable, dataset.notes))
 
     def for_plan(self, plan: DataSpec) -> DataSpec:
         """How this site reads its images for a plan, whose fit and grey levels go first."""
@@ -145,7 +161,7 @@ def open_runtime(
     method = method_of(plan)
     dataset, images = site_images.load_for(plan.data)
     for text in dataset.notes:
-        note(text)
+        note(about_images(text))
     if method.reads_labels:
         images = images.relabelled(_labels_by_plan(images, dataset, classes_of(plan)))
     else:
@@ -254,6 +270,15 @@ def save_final_encoder(
     return path
 
 
+def site_device(name: str) -> torch.device:
+    """The device of `--device`; one that is not here is refused."""
+    try:
+        return devices.resolve(name)[0]
+    except ConfigError as error:  # about the setting of a recipe
+        text = str(error).replace("engine.device=", "--device ")
+        raise ConfigError(text.replace("engine.device", "--device")) from None
+
+
 def run_client(
     kit: Kit,
     site_images: SiteImages,
@@ -268,6 +293,8 @@ def run_client(
 ) -> None:
     """Answer the server until `ended` is set; with `once`, until a run has finished.
 
+    All images are read once, before the client connects.
+
     Args:
         kit: the site's identity and the keys that it trusts.
         site_images: the images that it takes part with.
@@ -279,7 +306,7 @@ def run_client(
         device: where this site computes, whatever the plan says: auto, cpu, cuda, cuda:1 or mps.
         ended: an event that stops the client when it is set.
     """
-    place = devices.resolve(device)[0]
+    settings, place = SiteSettings.read(kit.folder, limited=True), site_device(device)
     devices.select(place)
     if place.type != "cpu":
         note(f"computing on {devices.device_name(place)}")
@@ -291,7 +318,43 @@ def run_client(
     address = address or f"{_bracketed(kit.hosts[0])}:{kit.port}"
     if insecure and not is_loopback(address.rpartition(":")[0]):
         raise ConfigError(f"--insecure connects to loopback only, not to {address}")
+    limits.apply(settings.limits)
+    data = {"name": site_images.spec.name, "path": str(getattr(site_images.spec, "path", ""))}
+    reporter = ClientActivity(kit.folder / KEPT, address, data, str(place))
+    reporter.images(*site_images.inspect(note))
     over = ended or threading.Event()
+
+    def finished() -> None:
+        if once:
+            reporter.finished(FINISHED)
+            threading.Timer(1.0, over.set).start()  # the reply must still be sent
+
+    site = _site(kit, site_images, note, place, finished)
+    site.limits, site.record = settings.limits, reporter.answered
+    with (
+        owner_only(),
+        single_instance(make_folder(site.folder), RUNNING, f"client with the kit {kit.folder}"),
+    ):
+        restrict_to_owner(kit.folder)
+        site.log.verify()
+        if keep_days is not None:
+            remove(removable_at_site(site.folder, keep_days))
+        connection = (address, kit.private_key, None if insecure else kit.authority)
+        with (
+            served(settings.metrics, _metrics(kit, site, reporter)),
+            reporter.activity.running(),
+        ):
+            answer_messages(_discreet(site), *connection, note, over, contact=reporter.contact)
+
+
+def _site(
+    kit: Kit,
+    site_images: SiteImages,
+    note: Callable[[str], None],
+    place: torch.device,
+    finished: Callable[[], None],
+) -> Site:
+    """The site that answers; `finished` is called when it has the final encoder of a run."""
     number = kit.private_key.private_numbers().private_value.to_bytes(48, "big")
     secret = hashlib.blake2b(number, person=b"harmonium states").digest()
 
@@ -304,8 +367,7 @@ def run_client(
         note(f"the run is over: the encoder is {path}")
         note(f"{path.with_name(SITE_REPORT)} has the results, the participants and the bytes sent")
         note(f"evaluate it on a labelled set: harmonium eval {folder} knn on=SET")
-        if once:
-            threading.Timer(1.0, over.set).start()  # the reply must still be sent
+        finished()
 
     site = Site(
         Identity(kit.federation, kit.number, kit.private_key, kit.server_key),
@@ -317,16 +379,35 @@ def run_client(
         finish,
         note,
     )
-    with (
-        owner_only(),
-        single_instance(make_folder(site.folder), RUNNING, f"client with the kit {kit.folder}"),
-    ):
-        restrict_to_owner(kit.folder)
-        site.log.verify()
-        if keep_days is not None:
-            remove(removable_at_site(site.folder, keep_days))
-        certificate = None if insecure else kit.authority
-        answer_messages(site.answer, address, kit.private_key, certificate, note, over)
+    return site
+
+
+def _discreet(site: Site) -> Callable[[bytes, list[bytes]], tuple[bytes, list[bytes]]]:
+    """The site's answer, without errors that name its files: the server must not see them."""
+
+    def answer(sealed: bytes, bodies: list[bytes]) -> tuple[bytes, list[bytes]]:
+        try:
+            return site.answer(sealed, bodies)
+        except WireError:  # about the ask
+            raise
+        except HarmoniumError as error:
+            kind = type(error).__name__
+            site.note(Note(f"no answer: {error}", "error", f"no answer: {kind}"))
+            raise EngineError(f"{kind} at the site: its log has the details") from None
+
+    return answer
+
+
+def _metrics(kit: Kit, site: Site, reporter: ClientActivity) -> Callable[[], str]:
+    """A function that returns the client's metrics."""
+    budget, ends = BudgetReader(site.log.path, kit.policy), {"authority": kit.authority}
+
+    def text() -> str:
+        facts = reporter.activity.snapshot() | {"budget": budget.read()}
+        facts |= {"certificates": expiries(ends)}
+        return rendered(of_client(with_disk(facts, site.folder)))
+
+    return text
 
 
 def _bracketed(host: str) -> str:

@@ -62,6 +62,7 @@ __all__ = [
     "enrol",
     "init",
     "keygen",
+    "read_members",
     "remove_site",
     "renew",
 ]
@@ -221,6 +222,11 @@ def remove_site(folder: Path, name: str) -> Federation:
         shutil.rmtree(folder / "kits" / gone.name, ignore_errors=True)
         (folder / "sites" / f"{gone.name}.pub").unlink(missing_ok=True)
     return Federation.read(folder)
+
+
+def read_members(folder: Path) -> dict[str, int]:
+    """The sites of a federation and their numbers, without a look at keys and certificates."""
+    return {member.name: member.number for member in _read_file(folder).sites}
 
 
 def describe(federation: Federation) -> list[dict[str, Any]]:

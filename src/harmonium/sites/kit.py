@@ -104,12 +104,7 @@ class Kit:
     @classmethod
     def read(cls, folder: Path) -> Kit:
         """Read and check all files of a kit; an error names the first fault."""
-        if not (folder / "kit.yaml").exists():
-            raise StoreError(
-                f"{folder} is not a kit: it has no kit.yaml; ask the server's operator for a kit"
-            )
-        file = parse(KitFile, folder / "kit.yaml")
-        check_name(file.name)
+        file = read_kit_file(folder)
         remedy = "the server's operator must make a new federation and new kits"
         authority, notes = certificates.read_certificate(folder / "ca.crt", remedy)
         server = certificates.read_public_key(folder / "server.pub")
@@ -134,6 +129,17 @@ class Kit:
             server_key=server,
             notes=tuple(notes),
         )
+
+
+def read_kit_file(folder: Path) -> KitFile:
+    """kit.yaml, without a look at keys and certificates."""
+    if not (folder / "kit.yaml").exists():
+        raise StoreError(
+            f"{folder} is not a kit: it has no kit.yaml; ask the server's operator for a kit"
+        )
+    file = parse(KitFile, folder / "kit.yaml")
+    check_name(file.name)
+    return file
 
 
 def keygen(folder: Path) -> Path:

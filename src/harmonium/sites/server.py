@@ -21,11 +21,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harmonium.core import devices, files
-from harmonium.core.callbacks import Callback
+from harmonium.core.callbacks import Callback, called
 from harmonium.core.errors import ConfigError, NotEnoughReplies, StoreError, counted
+from harmonium.core.notes import Level, Note
 from harmonium.core.types import ClientId
 from harmonium.data.images import Dataset
-from harmonium.engines.remote import NEEDS_FLOWER, Messenger, RemoteEngine, RemoteSite, Waits
+from harmonium.engines.remote import (
+    NEEDS_FLOWER,
+    REFUSED,
+    Messenger,
+    RemoteEngine,
+    RemoteSite,
+    Waits,
+)
 from harmonium.federation.driver import Turn
 from harmonium.federation.filters import arrival
 from harmonium.federation.method import Method
@@ -34,11 +42,15 @@ from harmonium.federation.secure_aggregation.client import STEPS
 from harmonium.federation.wire import Ask
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.loop import Result, RunLoop
-from harmonium.runs.open_run import load_public, public_notes, read_about
+from harmonium.runs.open_run import load_public, public_notes, read_about, read_recipe
 from harmonium.runs.rounds import RunInputs
 from harmonium.runs.start import add_rounds, changed_recipe, holds, locked, new_folder, register
+from harmonium.sites.activity import ServerActivity, WatchedMessenger
+from harmonium.sites.certificates import expiries
 from harmonium.sites.folder import Federation, RegisteredSite
+from harmonium.sites.metrics import of_server, rendered, served, with_disk
 from harmonium.sites.plan import frame_of, method_of, planned, public_digest
+from harmonium.sites.settings import SiteSettings
 from harmonium.sites.upkeep import SERVING, owner_only, restrict_to_owner, single_instance
 
 if TYPE_CHECKING:
@@ -106,15 +118,22 @@ def resume(
     `rounds=N` trains it further. Every site checks the longer plan against its policy; one that
     refuses it is left out of the rounds, by name.
     """
-    plan, about = changed_recipe(path, changes, further=True), read_about(path)["federation"]
-    if not about:
-        raise ConfigError(f"{path} is not a run of a federation: use harmonium resume {path}")
-    federation = _read(Path(about["folder"]))
+    plan = changed_recipe(path, changes, further=True)
+    federation = _read(folder_of(path))
     plan, dataset = planned(plan, plan.clients)
     with owner_only(), locked(path):
         restrict_to_owner(path)
         add_rounds(path, plan)
         return _serve(path, plan, dataset, federation, True, watcher, listening)
+
+
+def folder_of(path: Path) -> Path:
+    """The folder of the federation that a run is of."""
+    read_recipe(path)  # a folder without a run is refused by name
+    about = read_about(path)["federation"]
+    if not about:
+        raise ConfigError(f"{path} is not a run of a federation: use harmonium resume {path}")
+    return Path(about["folder"])
 
 
 def _read(folder: Path) -> Federation:
@@ -134,11 +153,27 @@ def _serve(
     listening: ListenSettings | None,
 ) -> Result:
     _ = plan.engine.devices  # a device that is not here is refused before any site is asked
-    loop = RunLoop(path, plan, watcher or Callback())
-    if resumed and loop.is_complete():
-        return loop.result()
-    with single_instance(federation.folder, SERVING, f"server of {federation.folder}"):
-        return _run(loop, dataset, federation, resumed, listening or ListenSettings())
+    settings = SiteSettings.read(federation.folder, limited=False)
+    reporter = ServerActivity(federation.folder, (site.name for site in federation.sites))
+    ends = {"authority": federation.authority, "server": federation.certificate}
+
+    def text() -> str:
+        facts = reporter.activity.snapshot() | {"certificates": expiries(ends)}
+        return rendered(of_server(with_disk(facts, path)))
+
+    with called([watcher or Callback(), reporter]) as every:
+        loop = RunLoop(path, plan, every)
+        if resumed and loop.is_complete():
+            return loop.result()
+        about = {"folder": str(path.absolute()), "rounds": plan.rounds, "complete": False}
+        reporter.about_run(**about, method=plan.method.name, plan=plan.digest)
+        listens = listening or ListenSettings()
+        with (
+            single_instance(federation.folder, SERVING, f"server of {federation.folder}"),
+            served(settings.metrics, text),
+            reporter.activity.running(),
+        ):
+            return _run(loop, dataset, federation, resumed, listens, reporter)
 
 
 def _run(
@@ -147,6 +182,7 @@ def _run(
     federation: Federation,
     resumed: bool,
     listening: ListenSettings,
+    reporter: ServerActivity,
 ) -> Result:
     """Listen for the sites, register those of a new run, and run the remaining rounds."""
     try:
@@ -163,7 +199,7 @@ def _run(
     participants = (
         _Participants.read(loop.path, federation) if resumed else _Participants.new(federation)
     )
-    session = _Session(loop, method, federation, participants, dataset, public)
+    session = _Session(loop, method, federation, participants, dataset, public, reporter)
     for text in federation.notes:
         note(text)
     note(f"run {participants.run[:8]}, plan {loop.recipe.digest}")
@@ -180,6 +216,7 @@ def _run(
         note(f"listening at {listening.host}:{port} for {_names(session.sites.values())}")
         reachable = _remote_sites(link, {**session.sites, **session.added_later})
         engine = session.engine(FlowerMessenger(link), reachable)
+        reporter.joined(one.name for one in participants.joined)
         if not resumed:
             session.register_sites(engine, listening.wait)
         if warning := _dominance_warning(loop.recipe, participants.joined):
@@ -200,6 +237,7 @@ class _Session:
     participants: _Participants
     dataset: Dataset | None  # that the server evaluates with
     public: Dataset | None
+    reporter: ServerActivity
 
     def __post_init__(self) -> None:
         invited = self.participants.invited
@@ -214,8 +252,9 @@ class _Session:
         """The engine that asks the sites."""
         plan, joined = self.loop.recipe, self.participants.joined
         about = {"federation": self.federation.id, "run": self.participants.run}
-        return RemoteEngine(
-            messenger,
+        names = {site.node: site.name for site in reachable.values()}
+        engine = RemoteEngine(
+            WatchedMessenger(messenger, self.reporter, names),
             reachable,
             self.federation.signing_key(),
             {**about, "plan": plan.digest},
@@ -227,17 +266,22 @@ class _Session:
                 self.method, step, self.examples.get(client, 0), len(self.sites)
             ),
         )
+        engine.heard = lambda client, site: self.reporter.heard(reachable[client].name, site)
+        return engine
 
     def register_sites(self, engine: RemoteEngine, wait: float | None) -> None:
         """Register the sites of a new run, and write the participants to about.json."""
         plan, note, joined = self.loop.recipe, self.loop.watcher.note, self.participants.joined
-        accepted, absent = _register_sites(engine, self.sites, self.public_digest, wait, note)
+        accepted, absent = _register_sites(
+            engine, self.sites, self.public_digest, wait, note, self.reporter.absent
+        )
         joined += accepted
         _check_enough_sites(plan, joined)
         if absent:
             sites = len(self.sites)
             note(f"{len(joined)} of {sites} sites take part; others may join in a later round")
         self.examples |= {one.client: one.examples for one in joined}
+        self.reporter.joined(one.name for one in joined)
         register(
             self.loop.path,
             plan,
@@ -260,7 +304,9 @@ class _Session:
         watcher, joined = self.loop.watcher, self.participants.joined
         everyone = {**self.sites, **self.added_later}
         clients = self.loop.recipe.clients
-        late = _LateJoiners(engine, everyone, self.public_digest, clients, watcher.note)
+        late = _LateJoiners(
+            engine, everyone, self.public_digest, clients, watcher.note, self.reporter.absent
+        )
 
         def newcomers(round: int) -> dict[ClientId, int]:
             present = {one.client for one in joined}
@@ -270,6 +316,7 @@ class _Session:
                 self.participants.write(self.loop.path, self.federation)  # before they are asked
                 watcher.names = {one.client: one.name for one in joined}
                 self.examples.update({one.client: one.examples for one in joining})
+                self.reporter.joined(one.name for one in joining)
             return {one.client: one.examples for one in joining}
 
         engine.newcomers = newcomers
@@ -354,6 +401,7 @@ class _LateJoiners:
     public: str
     clients: int  # of the plan: a site that was added after the run began has no place in it
     note: Callable[[str], None]
+    absent: Callable[[str, str], None] = lambda name, why: None
     _noted: dict[ClientId, str] = field(default_factory=dict)
     _next: dict[ClientId, tuple[float, float]] = field(default_factory=dict)  # time, pause
 
@@ -372,7 +420,8 @@ class _LateJoiners:
                 note = f"{site.name} joins with {counted(up['examples'], 'image')}"
                 joining.append(_participant(client, site, up))
             else:
-                note = f"{site.name} does not take part yet: {why}"
+                note = Note(f"{site.name} does not take part yet: {why}", "warning")
+                self.absent(site.name, why)
                 before = self._next.get(client, (0.0, 0.0))[1]
                 pause = max(SHORTEST_PAUSE, min(2 * before, LONGEST_PAUSE))
                 self._next[client] = (time.monotonic() + pause, pause)
@@ -430,6 +479,7 @@ def _register_sites(
     public: str,
     wait: float | None,
     note: Callable[[str], None],
+    absence: Callable[[str, str], None] = lambda name, why: None,
 ) -> tuple[list[Participant], list[str]]:
     """Contact every site; return those that accept, and why the others do not take part."""
     waiting, noted = dict(sites), dict[ClientId, str]()
@@ -441,13 +491,15 @@ def _register_sites(
             name = sites[client].name
             if isinstance(outcome, str):  # it is offline, or could not read the handshake
                 if noted.get(client) != outcome:
-                    note(f"{name}: {outcome}; waiting for it")
+                    level: Level = "warning" if outcome.startswith(REFUSED) else "info"
+                    note(Note(f"{name}: {outcome}; waiting for it", level))
                 noted[client] = outcome
                 continue
             site, up = waiting.pop(client), outcome["up"]
             if why := outcome["why"] if up is None else _handshake_fault(up, public):
                 absent.append(f"{name} does not take part: {why}")
-                note(absent[-1])
+                note(Note(absent[-1], "warning"))
+                absence(name, why)
                 continue
             joined.append(_participant(client, site, up))
             note(f"{name} takes part with {up['examples']:,} images")
@@ -457,7 +509,8 @@ def _register_sites(
         absent.append(
             f"{sites[client].name} does not take part: it did not connect within {wait:g} s"
         )
-        note(absent[-1])
+        note(Note(absent[-1], "warning"))
+        absence(sites[client].name, f"it did not connect within {wait:g} s")
     return sorted(joined, key=lambda one: one.client), absent
 
 

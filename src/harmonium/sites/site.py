@@ -29,21 +29,25 @@ from harmonium.core.errors import (
     HarmoniumError,
     PolicyRefusal,
     StoreError,
+    UnknownSetting,
     WireError,
     counted,
     one_line,
 )
+from harmonium.core.notes import Note
 from harmonium.core.types import ClientId
+from harmonium.engines.protocol import Speaker, protocol_fault, version_hint
 from harmonium.engines.runtime import ClientRuntime, StateRef, Task
 from harmonium.engines.seal import seal, unseal
 from harmonium.federation.wire import STEPS, Exchange
 from harmonium.learning.client import Reading, counted_reading
 from harmonium.recipe.schema import Recipe
 from harmonium.report.run_progress import size_of
-from harmonium.sites import received
+from harmonium.sites import limits, received
 from harmonium.sites.log import SiteLog
 from harmonium.sites.plan import method_of, public_digest
 from harmonium.sites.policy import InvalidPolicy, Policy
+from harmonium.sites.settings import LimitSettings
 from harmonium.storage import state_store
 
 HEADER: Mapping[str, type] = {  # the fields of an ask's header
@@ -73,6 +77,10 @@ class Identity:
     server: ec.EllipticCurvePublicKey = field(repr=False)  # verifies asks
 
 
+class _AnotherPlan(WireError):
+    """A plan does not have the digest that its ask names: it is read differently here."""
+
+
 @dataclass
 class _OpenPlan:
     """A plan that the policy accepted, with the runtime that performs it."""
@@ -96,6 +104,8 @@ class Site:
         lambda *_: None  # called with plan, runtime, run's folder, server's message, client's state
     )
     note: Callable[[str], None] = lambda text: None
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    record: Callable[[Mapping[str, Any]], None] = lambda entry: None  # called with the log's entry
     _plans: dict[str, _OpenPlan] = field(default_factory=dict)
     _seen: set[str] | None = None  # nonces in the log; none: not read yet
 
@@ -111,19 +121,21 @@ class Site:
         try:
             policy, digest = self._read_policy()
             entry |= {"policy": digest} if digest else {}
-            with counted_reading() as reading:
+            with counted_reading() as reading, limits.within_memory(self.limits):
                 tree, record = self._respond(header, bodies, policy, reading)
         except Exception as error:  # the site goes on, whatever fails
             tree, record = self._refusal(header, error)
         if reading is not None and reading.passes:
             entry |= {"passes": round(reading.passes, 3)}
-        self.log.append({**entry, **record, "seconds": round(time.monotonic() - began, 3)})
+        entry |= record | {"seconds": round(time.monotonic() - began, 3)}
+        self.log.append(entry)
+        self.record(entry)
         body = tree if isinstance(tree, bytes) else codec.encode(tree)
         if record["outcome"] == "sent":
             self._keep(header, bodies, body)
             size = size_of(sum(field["bytes"] for field in record["up"].values()))
             self.note(f"round {header['round']}, {header['step']}: sent {size}")
-        about = {key: header[key] for key in HEADER}
+        about = {key: header[key] for key in HEADER} | Speaker(time=time.time()).stated()
         return seal("answer", about, [files.digest_of(body)], self.identity.key), [body]
 
     def _refusal(
@@ -136,12 +148,13 @@ class Site:
         kind, why = type(error).__name__, one_line(error)
         if not isinstance(error, HarmoniumError):
             why = f"{kind}: {why}"
-            self.note(traceback.format_exc())
-        self.note(f"refused: {why}")
-        shown = why
-        if self.policy is not None and not isinstance(error, SHOWN_TO_SERVER):
+            self.note(Note(traceback.format_exc(), "debug"))
+        brief = why
+        if not isinstance(error, SHOWN_TO_SERVER):
             kind = "invalid policy" if isinstance(error, InvalidPolicy) else kind
-            shown = f"{kind} at the site: its log has the details"
+            brief = f"{kind} at the site: its log has the details"
+        self.note(Note(f"refused: {why}", "warning", f"refused: {brief}"))
+        shown = why if self.policy is None else brief  # without a policy it is a rehearsal
         tree = {"client": header["client"], "up": None, "why": shown}
         return tree, {"outcome": "refused", "why": why}
 
@@ -190,7 +203,13 @@ class Site:
         """The content of the answer, and the log's record of it."""
         for body in bodies[1:]:  # the first is the plan, as text
             codec.LIMITS.check(body)
-        plan = self._open(header, bodies[0], policy)
+        server = Speaker.of(codec.decode(bodies[2]))
+        if fault := protocol_fault(server, Speaker()):
+            raise WireError(fault)
+        try:
+            plan = self._open(header, bodies[0], policy)
+        except (UnknownSetting, _AnotherPlan) as error:
+            raise type(error)(f"{error}{version_hint(server, Speaker())}") from None
         if header["round"] > plan.recipe.rounds:  # else a policy's `rounds` would limit nothing
             raise WireError(f"the ask is for round {header['round']} of {plan.recipe.rounds}")
         if header["step"] == "hello":
@@ -208,7 +227,9 @@ class Site:
             self._apply_limits(header, policy, reading)
             if declared is not None:
                 self._check_received(header, plan, declared, bodies[1], task)
-        result = plan.runtime.perform(task, bodies[1])
+        limits.check_disk(self.limits, self.folder)
+        with limits.within_time(self.limits):
+            result = plan.runtime.perform(task, bodies[1])
         if result["up"] is None:
             return result, {"outcome": "declined", "why": result["why"]}
         releases = result.get("releases", [])
@@ -271,7 +292,7 @@ class Site:
             raise WireError("the plan cannot be read") from None
         recipe = Recipe.from_tree(tree) if policy is None else policy.open_plan(tree)
         if recipe.digest != digest:
-            raise WireError("the plan is not the one that the ask names")
+            raise _AnotherPlan("the plan is not the one that the ask names")
         if client >= recipe.clients:
             raise WireError(
                 f"the ask names client {client}, but its plan has {recipe.clients} clients: a site "

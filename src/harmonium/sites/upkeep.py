@@ -22,6 +22,7 @@ from harmonium.core.errors import ConfigError, StoreError
 DAY = 24 * 3600.0
 RUNNING = ".running"  # in a site's folder of kept files: locked by its running client
 SERVING = ".serving"  # in a federation's folder: locked by its running server
+LOOK = 0.3  # seconds in which another command may have looked whether a lock is held
 _OPEN = 0o077  # the rights of all but the owner
 
 
@@ -55,7 +56,7 @@ def single_instance(folder: Path, name: str, who: str) -> Iterator[None]:
     """Allow one process at a time; the lock ends with its process."""
     lock = _lock(folder / name)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=LOOK)  # `is_locked` holds it for an instant
     except filelock.Timeout:
         raise StoreError(f"another {who} is running: wait for it, or stop it") from None
     except OSError as error:

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Error, Message
 
 from harmonium.core.errors import EngineError, HarmoniumError, one_line
+from harmonium.core.notes import Note
 from harmonium.engines.flower import CHUNK, CONNECTED, UNKNOWN, WHY_HEADER, internals
 from harmonium.engines.flower.internals import CLOCK_AHEAD, CLOCK_BEHIND, FIRST_PAUSE, LONGEST_PAUSE
 from harmonium.engines.flower.messages import records, unpack
@@ -37,6 +38,7 @@ def answer_messages(
     certificate: Path | None,
     note: Callable[[str], None],
     ended: threading.Event,
+    contact: Callable[[str | None], None] = lambda why: None,
 ) -> None:
     """Answer messages until `ended` is set; reconnect when the connection breaks.
 
@@ -47,6 +49,7 @@ def answer_messages(
         certificate: of the federation's authority, which verifies the server; none: no TLS.
         note: called with each message for the user.
         ended: an event that stops the node when it is set.
+        contact: called with None when the server has responded, else with why it cannot be reached.
     """
     reported = last = ""
     while not ended.is_set():
@@ -60,13 +63,14 @@ def answer_messages(
                 why = _unreachable(address, str(error))
             else:
                 note(f"connected to {address}")
-                reported, last, why = "", "", _serve(client, node, answer, ended)
+                reported, last, why = "", "", _serve(client, node, answer, ended, contact)
         if ended.is_set():
             return
+        contact(why)
         kind = re.sub(r"\d+", "", why)  # seconds and times change with every try
         first = why.startswith(NOT_ADMITTED) and kind != last  # the server may still be starting
         if kind != reported and not first:
-            note(f"{why}; retrying until it works")
+            note(Note(f"{why}; retrying until it works", "warning"))
             reported = kind
         last = kind
         ended.wait(2.0)
@@ -156,17 +160,18 @@ def _serve(
     node: Any,
     answer: Callable[[bytes, list[bytes]], tuple[bytes, list[bytes]]],
     ended: threading.Event,
+    contact: Callable[[str | None], None],
 ) -> str:
     """Pull, answer and push over one connection; return why it ended."""
     broken = threading.Event()
-    beat = threading.Thread(
-        target=_send_heartbeats, args=(client, node, broken, ended), daemon=True
-    )
+    arguments = (client, node, broken, contact)
+    beat = threading.Thread(target=_send_heartbeats, args=arguments, daemon=True)
     beat.start()
     pause = FIRST_PAUSE
     try:
         while not (ended.is_set() or broken.is_set()):
             pulled = internals.pull_message(client, node)
+            contact(None)
             if pulled is not None:
                 _answer_one(client, node, *pulled, answer)
                 pause = FIRST_PAUSE
@@ -183,11 +188,13 @@ def _serve(
 
 
 def _send_heartbeats(
-    client: Any, node: Any, broken: threading.Event, ended: threading.Event
+    client: Any, node: Any, broken: threading.Event, contact: Callable[[str | None], None]
 ) -> None:
     while not broken.wait(HEARTBEAT / 2):
-        with suppress(httpx.HTTPError):
-            if not internals.send_node_heartbeat(client, node, HEARTBEAT):
+        with suppress(httpx.HTTPError, MemoryError):  # a task may have taken all memory for now
+            if internals.send_node_heartbeat(client, node, HEARTBEAT):
+                contact(None)
+            else:
                 broken.set()
 
 
