@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from harmonium import privacy as privacy
     from harmonium.core import errors as errors
     from harmonium.core.callbacks import Callback as Callback
+    from harmonium.data.inspection import inspect as inspect
     from harmonium.federation.method import Method as Method
     from harmonium.learning.encoders import Encoder as Encoder
     from harmonium.learning.objectives import Objective as Objective
@@ -42,6 +43,7 @@ _WHERE = {
     "check_method": "harmonium.testing",
     "diagnose": "harmonium.studies.diagnosis",
     "evaluate_run": "harmonium.measures.evaluation",
+    "inspect": "harmonium.data.inspection",
     "load_encoder": "harmonium.runs.export",
     "progress": "harmonium.report.run_progress",
     "resume": "harmonium.runs.start",

@@ -21,6 +21,7 @@ from harmonium.cli.data import data, datasets
 from harmonium.cli.diagnosis import diagnose
 from harmonium.cli.evaluate import evaluate
 from harmonium.cli.federation import client, server
+from harmonium.cli.inspect import inspect
 from harmonium.cli.privacy import privacy
 from harmonium.cli.study import study
 from harmonium.cli.terminal import (
@@ -176,6 +177,7 @@ def resume(
     show_result(result, as_json, formats)
 
 
+app.command()(inspect)
 app.command()(compare)
 app.command()(demo)
 app.command()(sweep)
