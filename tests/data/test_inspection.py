@@ -266,6 +266,14 @@ def test_no_near_duplicate_is_missed() -> None:
     assert 0 < (near.sum() - len(rows)) / 2 < len(rows) ** 2 / 2
 
 
+def test_copies_that_differ_along_the_widest_direction_are_found() -> None:
+    """Images that differ in brightness alone: by 4 levels within tens, by 5 between them."""
+    texture = RNG.integers(0, 60, 432)
+    levels = np.cumsum(np.where(np.arange(40) % 10 == 0, 5, 4))
+    numbers = group_numbers((texture + levels[:, None]).astype(np.uint8))
+    assert numbers.tolist() == [row // 10 for row in range(40)]
+
+
 def test_many_copies_are_grouped_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     base = RNG.integers(60, 200, (5, 432))
     rows = (base[RNG.integers(0, 5, 300)] + RNG.integers(0, 3, (300, 432))).astype(np.uint8)
