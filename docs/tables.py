@@ -19,6 +19,7 @@ from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.partition import SplitRule, splits
 from harmonium.engines.settings import EngineSettings
 from harmonium.evaluation.evaluator import Evaluation
+from harmonium.evaluation.stopping import Stop
 from harmonium.federation.aggregation import Aggregation, aggregations
 from harmonium.federation.filters.rounding import Transport
 from harmonium.federation.method import Method
@@ -202,6 +203,7 @@ TABLES = {
     "participation": lambda: fixed("participation", Participation),
     "privacy": lambda: fixed("privacy", Privacy),
     "transport": lambda: fixed("transport", Transport),
+    "stop": lambda: fixed("stop", Stop),
     "init": lambda: fixed("init", Init),
     "evaluate": lambda: fixed("evaluate", Evaluation),
     "engine": lambda: fixed("engine", EngineSettings),

@@ -28,10 +28,12 @@ from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.images import Dataset
 from harmonium.data.partition import SplitRule, splits
 from harmonium.data.sets.digits import Digits
+from harmonium.data.sets.sites import Sites
 from harmonium.data.sets.styles import StyledImages, is_archive
 from harmonium.data.splits.iid import IID
 from harmonium.engines.settings import EngineSettings
 from harmonium.evaluation.evaluator import Evaluation
+from harmonium.evaluation.stopping import Stop
 from harmonium.federation import dpsgd, whitening
 from harmonium.federation.aggregation import Aggregation, Mean, aggregations
 from harmonium.federation.contract import check_class
@@ -66,7 +68,8 @@ SUPPLIED = tuple(field.name for field in fields(Method))  # set by other section
 # there were such settings. With its default a setting is no part of the digest, so that runs and
 # studies of earlier versions keep theirs and can go on.
 ADDED: Mapping[str, Mapping[str, Any]] = {
-    "local": {"max_steps": None, "precision": "fp32", "compile": False}
+    "local": {"max_steps": None, "precision": "fp32", "compile": False},
+    "stop": plain(Stop()),
 }
 
 
@@ -218,6 +221,7 @@ class Recipe(BaseModel):
     privacy: Annotated[Privacy, _fixed("privacy", Privacy)] = Privacy()
     transport: Annotated[Transport, _fixed("transport", Transport)] = Transport()
     evaluate: Annotated[Evaluation, _fixed("evaluate", Evaluation)] = Evaluation()
+    stop: Annotated[Stop, _fixed("stop", Stop)] = Stop()
     engine: Annotated[EngineSettings, PlainValidator(_engine)] = EngineSettings()
     init: Annotated[Init | None, PlainValidator(_init)] = None
     batch_norm: BatchNorms = "average"
@@ -275,6 +279,7 @@ class Recipe(BaseModel):
         method = recipe.any_method()  # refuses incompatible settings
         recipe._check_method(method)
         recipe._check_privacy(method)
+        recipe._check_stop()
         if recipe.encoder.in_process:
             recipe.engine.check_in_process()
         return recipe
@@ -304,6 +309,16 @@ class Recipe(BaseModel):
         if privacy.epsilon is not None:
             check_budget(method)
         self.transport.check(privacy)
+
+    def _check_stop(self) -> None:
+        """Refuse early stopping where nothing would be measured."""
+        blind = isinstance(self.data, Sites) and self.evaluate.tuning is None
+        if self.stop.patience is not None and blind:
+            raise ConfigError(
+                Key("stop", "patience"),
+                f"={self.stop.patience}: the server has no images to measure. Have the sites "
+                "score the encoder, e.g. evaluate.tuning=simclr",
+            )
 
     @property
     def workers(self) -> int:
@@ -418,6 +433,8 @@ class Recipe(BaseModel):
         for section, defaults in ADDED.items():
             new = {key for key, value in defaults.items() if tree[section][key] == value}
             tree[section] = {key: v for key, v in tree[section].items() if key not in new}
+            if not tree[section]:  # a section that was added
+                del tree[section]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
     def changed(self, **sections: Any) -> Recipe:
@@ -507,6 +524,7 @@ def known_keys() -> list[str]:
         "privacy": [Privacy],
         "transport": [Transport],
         "evaluate": [Evaluation],
+        "stop": [Stop],
         "engine": [EngineSettings],
         "views": [View],
         "init": [Init],

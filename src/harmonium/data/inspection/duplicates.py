@@ -123,7 +123,7 @@ def _near(rows: Pixels) -> Iterator[npt.NDArray[np.int64]]:
     places = _projected(rows)
     order = np.argsort(places[:, 0], kind="stable")
     places, along = places[order], places[order, 0]
-    ends = np.searchsorted(along, along + limit, "right")
+    ends = np.searchsorted(along, along + limit * (1 + 1e-4), "right")  # rounding
     lengths = np.einsum("nd,nd->n", places, places)
     start = 0
     with work("near-duplicates", count, "images") as at:
