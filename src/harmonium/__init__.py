@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from harmonium.studies.comparison.sweep import sweep as sweep
     from harmonium.studies.diagnosis import diagnose as diagnose
     from harmonium.studies.evidence.study import study as study
+    from harmonium.studies.start import start as start
     from harmonium.studies.tuning.study import tune as tune
     from harmonium.testing import check_method as check_method
 
@@ -48,6 +49,7 @@ _WHERE = {
     "progress": "harmonium.report.run_progress",
     "resume": "harmonium.runs.start",
     "run": "harmonium.runs.start",
+    "start": "harmonium.studies.start",
     "study": "harmonium.studies.evidence.study",
     "sweep": "harmonium.studies.comparison.sweep",
     "tune": "harmonium.studies.tuning.study",

@@ -21,7 +21,7 @@ from harmonium.cli.data import data, datasets
 from harmonium.cli.diagnosis import diagnose
 from harmonium.cli.evaluate import evaluate
 from harmonium.cli.federation import client, server
-from harmonium.cli.inspect import inspect
+from harmonium.cli.inspect import inspect, start
 from harmonium.cli.privacy import privacy
 from harmonium.cli.study import study
 from harmonium.cli.terminal import (
@@ -178,6 +178,7 @@ def resume(
 
 
 app.command()(inspect)
+app.command()(start)
 app.command()(compare)
 app.command()(demo)
 app.command()(sweep)
