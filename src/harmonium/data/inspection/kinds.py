@@ -53,9 +53,14 @@ class Condition:
         """Whether the number is on the right side of the limit."""
         return bool(_COMPARE[self.how](self.value(measures), self.limit))
 
+    @property
+    def bound(self) -> str:
+        """The limit in words."""
+        return f"{self.how} {_shown(self.limit)}"
+
     def said(self, measures: Measures) -> str:
         """The number and its limit in words."""
-        return f"{self.words} {_shown(self.value(measures))} ({self.how} {_shown(self.limit)})"
+        return f"{self.words} {_shown(self.value(measures))} ({self.bound})"
 
 
 def _shown(value: float) -> str:
