@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from harmonium.data.datasets import DataSpec, datasets
+from harmonium.data.inspection.advice import word as setting_word
+from harmonium.data.inspection.kinds import CALLED, RULES, VIEWS
 from harmonium.data.partition import SplitRule, splits
 from harmonium.engines.settings import EngineSettings
 from harmonium.evaluation.evaluator import Evaluation
+from harmonium.evaluation.stopping import Stop
 from harmonium.federation.aggregation import Aggregation, aggregations
 from harmonium.federation.filters.rounding import Transport
 from harmonium.federation.method import Method
@@ -33,6 +36,8 @@ from harmonium.methods import methods
 from harmonium.recipe.initial_weights import Init
 from harmonium.recipe.presets import about, baselines, sweeps
 from harmonium.recipe.schema import Privacy
+from harmonium.studies.choices import CHEAPER, ENOUGH
+from harmonium.studies.choices import TABLE as CHOICES
 from harmonium.studies.comparison.cells import Settings
 
 HERE = Path(__file__).parent
@@ -188,6 +193,28 @@ def sets() -> str:
     return text
 
 
+def kinds() -> str:
+    """The rules that kinds of image are told by."""
+    text = "| kind | needs | preset of views |\n|---|---|---|\n"
+    for kind, conditions in RULES:
+        needs = "; ".join(f"{c.words} {c.bound}" for c in conditions[2:])
+        text += f"| {CALLED[kind]} | {needs} | `{VIEWS[kind]}` |\n"
+    return f"{text}| {CALLED['unknown']} | anything else | `{VIEWS['unknown']}` |\n"
+
+
+def chosen_by() -> str:
+    """The rules by which `harmonium start` chooses."""
+    text = "| subject | where | choice | settings |\n|---|---|---|---|\n"
+    for subject, rules in CHOICES.items():
+        for rule in rules:
+            words = " ".join(f"`{setting_word(key, one)}`" for key, one in rule.settings.items())
+            text += f"| {subject} | {rule.when} | {rule.then} | {words} |\n"
+    for rule in CHEAPER:
+        words = " ".join(f"`{setting_word(key, one)}`" for key, one in rule.settings.items())
+        text += f"| if fewer than {ENOUGH} rounds fit | {rule.when} | {rule.then} | {words} |\n"
+    return text
+
+
 TABLES = {
     "method": lambda: chosen("method", methods, Method),
     "shortcuts": shortcuts,
@@ -202,10 +229,13 @@ TABLES = {
     "participation": lambda: fixed("participation", Participation),
     "privacy": lambda: fixed("privacy", Privacy),
     "transport": lambda: fixed("transport", Transport),
+    "stop": lambda: fixed("stop", Stop),
     "init": lambda: fixed("init", Init),
     "evaluate": lambda: fixed("evaluate", Evaluation),
     "engine": lambda: fixed("engine", EngineSettings),
     "sets": sets,
+    "kinds": kinds,
+    "choices": chosen_by,
     "compare": lambda: fixed("compare", Settings),
     "sweeps": swept,
     "measures": measured,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from harmonium import privacy as privacy
     from harmonium.core import errors as errors
     from harmonium.core.callbacks import Callback as Callback
+    from harmonium.data.inspection import inspect as inspect
     from harmonium.federation.method import Method as Method
     from harmonium.handover.export import export as export
     from harmonium.handover.verify import verify as verify
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from harmonium.studies.comparison.sweep import sweep as sweep
     from harmonium.studies.diagnosis import diagnose as diagnose
     from harmonium.studies.evidence.study import study as study
+    from harmonium.studies.start import start as start
     from harmonium.studies.tuning.study import tune as tune
     from harmonium.testing import check_method as check_method
 
@@ -46,11 +48,13 @@ _WHERE = {
     "diagnose": "harmonium.studies.diagnosis",
     "evaluate_run": "harmonium.measures.evaluation",
     "export": "harmonium.handover.export",
+    "inspect": "harmonium.data.inspection",
     "load_encoder": "harmonium.runs.export",
     "plan": "harmonium.runs.plan",
     "progress": "harmonium.report.run_progress",
     "resume": "harmonium.runs.start",
     "run": "harmonium.runs.start",
+    "start": "harmonium.studies.start",
     "study": "harmonium.studies.evidence.study",
     "sweep": "harmonium.studies.comparison.sweep",
     "tune": "harmonium.studies.tuning.study",

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harmonium.cli.plan import end_if_stopped, show_plan
 from harmonium.cli.federation_status import client_status, server_status
+from harmonium.cli.plan import end_if_stopped, show_plan
 from harmonium.cli.terminal import (
     Changes,
     Json,

@@ -22,6 +22,7 @@ from harmonium.cli.diagnosis import diagnose
 from harmonium.cli.evaluate import evaluate
 from harmonium.cli.federation import client, server
 from harmonium.cli.handover import export, verify
+from harmonium.cli.inspect import inspect, start
 from harmonium.cli.plan import plan, show_dry_run
 from harmonium.cli.privacy import privacy
 from harmonium.cli.study import study
@@ -151,6 +152,8 @@ def resume(
     show_result(result, as_json, formats)
 
 
+app.command()(inspect)
+app.command()(start)
 app.command()(compare)
 app.command()(demo)
 app.command()(sweep)

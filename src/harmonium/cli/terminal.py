@@ -147,7 +147,7 @@ def show_result(result: Result, as_json: bool, formats: str | None = None) -> No
         private = summary(result.folder)
         plots = _plotted(result, formats)
     if as_json:
-        print(json.dumps(_result_tree(result, private)))
+        print(json.dumps(result_tree(result)))
         return
     if result.figures:
         _show_figures(result)
@@ -166,8 +166,10 @@ def show_result(result: Result, as_json: bool, formats: str | None = None) -> No
         say(f"encoder  {encoder}")
 
 
-def _result_tree(result: Result, private: str) -> dict[str, Any]:
-    """A result as `--json` prints it; `private` is the summary of its privacy."""
+def result_tree(result: Result) -> dict[str, Any]:
+    """A result as `--json` prints it."""
+    from harmonium.runs.privacy_report import summary
+
     return {
         "folder": str(result.folder),
         "recipe": result.recipe.digest,
@@ -180,7 +182,7 @@ def _result_tree(result: Result, private: str) -> dict[str, Any]:
         "notes": list(result.notes),
         "batch_norm": result.batch_norm,
         "stopped": result.stopped,
-        "privacy": private,
+        "privacy": summary(result.folder),
         "rounds": list(result.rounds),
     }
 

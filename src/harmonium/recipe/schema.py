@@ -29,10 +29,12 @@ from harmonium.data.datasets import DataSpec, datasets
 from harmonium.data.images import Dataset
 from harmonium.data.partition import SplitRule, splits
 from harmonium.data.sets.digits import Digits
+from harmonium.data.sets.sites import Sites
 from harmonium.data.sets.styles import StyledImages, is_archive
 from harmonium.data.splits.iid import IID
 from harmonium.engines.settings import EngineSettings
 from harmonium.evaluation.evaluator import Evaluation
+from harmonium.evaluation.stopping import Stop
 from harmonium.federation import dpsgd, whitening
 from harmonium.federation.aggregation import Aggregation, Mean, aggregations
 from harmonium.federation.contract import check_class
@@ -79,6 +81,7 @@ ADDED: Mapping[str, Mapping[str, Any]] = {
     "aggregation": {"weighted": False},
     "data": _ADDED_TO_DATA,
     "public": _ADDED_TO_DATA,
+    "stop": plain(Stop()),
 }
 
 
@@ -232,6 +235,7 @@ class Recipe(BaseModel):
     privacy: Annotated[Privacy, _fixed("privacy", Privacy)] = Privacy()
     transport: Annotated[Transport, _fixed("transport", Transport)] = Transport()
     evaluate: Annotated[Evaluation, _fixed("evaluate", Evaluation)] = Evaluation()
+    stop: Annotated[Stop, _fixed("stop", Stop)] = Stop()
     engine: Annotated[EngineSettings, PlainValidator(_engine)] = EngineSettings()
     init: Annotated[Init | None, PlainValidator(_init)] = None
     batch_norm: BatchNorms = "average"
@@ -289,6 +293,7 @@ class Recipe(BaseModel):
         method = recipe.any_method()  # refuses incompatible settings
         recipe._check_method(method)
         recipe._check_privacy(method)
+        recipe._check_stop()
         if recipe.encoder.in_process:
             recipe.engine.check_in_process()
         return recipe
@@ -318,6 +323,16 @@ class Recipe(BaseModel):
         if privacy.epsilon is not None:
             check_budget(method)
         self.transport.check(privacy)
+
+    def _check_stop(self) -> None:
+        """Refuse early stopping where nothing would be measured."""
+        blind = isinstance(self.data, Sites) and self.evaluate.tuning is None
+        if self.stop.patience is not None and blind:
+            raise ConfigError(
+                Key("stop", "patience"),
+                f"={self.stop.patience}: the server has no images to measure. Have the sites "
+                "score the encoder, e.g. evaluate.tuning=simclr",
+            )
 
     @property
     def workers(self) -> int:
@@ -431,8 +446,10 @@ class Recipe(BaseModel):
         tree["views"] = plain(self.views.build().pipelines)  # a preset only names pipelines
         for section, defaults in ADDED.items():
             if given := tree[section]:
-                same = (key for key in defaults if key in given and given[key] == defaults[key])
+                same = {key for key in defaults if key in given and given[key] == defaults[key]}
                 tree[section] = {key: given[key] for key in given.keys() - same}
+                if not tree[section]:  # a section that was added
+                    del tree[section]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
     def changed(self, **sections: Any) -> Recipe:
@@ -522,6 +539,7 @@ def known_keys() -> list[str]:
         "privacy": [Privacy],
         "transport": [Transport],
         "evaluate": [Evaluation],
+        "stop": [Stop],
         "engine": [EngineSettings],
         "views": [View],
         "init": [Init],

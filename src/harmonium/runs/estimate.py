@@ -230,6 +230,8 @@ def _assumed(recipe: Recipe, trial: _Trial, beside: int, cohort: int) -> tuple[s
     ]
     if recipe.participation.unreliable:
         assumptions.append("the time of a round in which no client drops out")
+    if recipe.stop.patience is not None:
+        assumptions.append("all rounds, though stop.patience may end the run before")
     if recipe.privacy.masks is not None:
         assumptions.append("the time of a round without secure aggregation")
     if recipe.engine.kind != "local":

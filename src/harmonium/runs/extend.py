@@ -46,9 +46,7 @@ def check_more_rounds(folder: Path, recipe: Recipe, longer: Recipe) -> None:
         )
     rows = RunFolder(folder).read_log("metrics.jsonl")
     if rows and (why := rows[-1].get("stopped")):
-        raise ConfigError(
-            Key("rounds"), f"={longer.rounds}: {folder} stopped at its privacy budget: {why}"
-        )
+        raise ConfigError(Key("rounds"), f"={longer.rounds}: {folder} ended early: {why}")
     before, after = (_noise(one.any_method()) for one in (recipe, longer))
     if any(releases != after.get(step) for step, releases in before.items()):
         raise ConfigError(

@@ -226,7 +226,17 @@ class Rounds:
         if self._is_evaluated(number, last=number if stopped else self.recipe.rounds):
             server, validation = self._validate(server)
             figures |= validation
+            if not stopped and number < self.recipe.rounds and (why := self._ends(number, figures)):
+                self.watcher.note(f"the run ends after round {number}: {why}")
+                figures["stopped"] = stopped = why
         return self._finish(server, started, figures), stopped
+
+    def _ends(self, number: int, figures: Mapping[str, Any]) -> str:
+        """Why the run ends after this round by `stop`, empty if it goes on."""
+        if self.recipe.stop.patience is None:
+            return ""
+        row = {"round": number, "reported": self._driver.reported, **figures}
+        return self.recipe.stop.why([*self.folder.read_log("metrics.jsonl"), row])
 
     def _train(self, server: Server) -> tuple[Server, dict[str, Any]]:
         """Run the plan of a round; also returns marks for the log if it changes nothing.

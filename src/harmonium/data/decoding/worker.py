@@ -60,6 +60,7 @@ class Order(NamedTuple):
     percentiles: Sequence[float] | None = None
     frames: Frames = "all"  # `middle`: the middle frame, of a source that names none
     key: str = ""  # hexadecimal, to hash PatientID with; empty: it is not read
+    rough: bool = False  # may be scaled with less care where that is faster: JPEG in big steps
 
     @property
     def levels(self) -> Levels:
@@ -98,6 +99,8 @@ def perform(source: Source, order: Order) -> Answer:
 def _read(image: Image.Image, order: Order) -> Answer:
     kind = kind_of(image)
     if not order.head:
+        if order.rough and isinstance(order.size, int):
+            image.draft(None, (4 * order.size, 4 * order.size))
         image.load()
         pixels = read_image(image, order.size, order.channels, order.levels, order.fit)
         return Answer("", kind, (pixels.shape[1], pixels.shape[0]), pixels)

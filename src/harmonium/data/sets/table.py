@@ -194,8 +194,10 @@ class Table(OwnFilesSpec):
             raise DataError(f"{self.path}: {'; '.join(problems)}")
 
 
-def read_table(path: Path, needed: str, advice: Sequence[str | Key] = ()) -> list[TableRow]:
-    """The lines of a table with a header, which must name the column `needed`."""
+def read_table(
+    path: Path, needed: str | None = None, advice: Sequence[str | Key] = ()
+) -> list[TableRow]:
+    """The lines of a table with a header, which must name the column `needed`, if one is."""
     lines = _read_lines(path)
     if not lines:
         raise DataError(f"{path} is empty: its first line should name the columns")
@@ -232,11 +234,11 @@ def _read_lines(path: Path) -> list[tuple[int, list[str]]]:
 
 
 def _check_header(
-    path: Path, header: Sequence[str], needed: str, advice: Sequence[str | Key]
+    path: Path, header: Sequence[str], needed: str | None, advice: Sequence[str | Key]
 ) -> None:
     """Raise an error unless the header names the column `needed` and no column twice."""
     named = [name for name in header if name]
-    if needed not in named:
+    if needed is not None and needed not in named:
         raise DataError(f"{path} has no column '{needed}', only {', '.join(named)}", *advice)
     if len(set(named)) < len(named):
         raise DataError(f"{path} names a column twice: {', '.join(header)}")

@@ -19,7 +19,7 @@ from harmonium.core.settings import plain, shown
 from harmonium.methods.centralised import Centralised
 from harmonium.recipe.schema import Recipe
 
-WHOLE = ("data", "split", "encoder", "participation", "evaluate")  # sections with settings
+WHOLE = ("data", "split", "encoder", "participation", "evaluate", "stop")  # sections with settings
 PLAIN = ("clients", "rounds", "batch_norm")
 LOCAL = ("epochs", "max_steps", "batch")
 MERGED = ("split", "participation", "clients")  # centralised has its own, from the same images
