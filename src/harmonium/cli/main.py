@@ -37,6 +37,7 @@ from harmonium.cli.terminal import (
     watched,
 )
 from harmonium.cli.tune import tune
+from harmonium.cli.use import embed
 from harmonium.core.errors import ConfigError, HarmoniumError
 from harmonium.engines.workers import early_workers, shared_workers
 
@@ -180,6 +181,7 @@ app.command()(compare)
 app.command()(demo)
 app.command()(sweep)
 app.command()(diagnose)
+app.command()(embed)
 app.command("eval")(evaluate)
 app.command()(privacy)
 app.command()(study)
