@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -125,44 +126,62 @@ def test_interrupted_at_any_write_the_output_has_the_same_bytes(
 
     monkeypatch.setattr(Unfinished, "_append", torn)
     monkeypatch.setattr(os, "replace", unnamed)
-    encoder, said, writes = load_encoder(trained, layout="NHWC"), list[str](), 0
-    while True:
-        writes += 1
-        left[0] = writes
+    encoder, said = load_encoder(trained, layout="NHWC"), list[str]()
+    for write in range(1, 99):
+        left[0] = write
         try:
-            embed(encoder, photos, out=out, batch=BATCH, note=said.append)
+            embed(encoder, photos, out=out, batch=BATCH)
             break
         except Killed:
             assert not out.exists()
+        embed(encoder, photos, out=out, batch=BATCH, note=said.append)
+        assert out.read_bytes() == calm.read_bytes() and not folder_of(out).exists()
+        out.unlink()
     done = [int(one.split()[-4]) for one in said if "continuing" in one]
-    assert writes > 3 and max(done) == 23 and done == sorted(done)
-    assert out.read_bytes() == calm.read_bytes() and not folder_of(out).exists()
+    assert done == sorted(done) and set(done) == {0, 8, 16, 23}
+
+
+FORKING = """
+import os, sys
+from harmonium.data.decoding import pool
+from harmonium.use.embedding import embed
+pool._cores = lambda: 0
+os.cpu_count = lambda: 1
+for _ in sys.stdin:
+    if not (child := os.fork()):
+        embed(*sys.argv[1:3], out=sys.argv[3], batch=1)
+        os._exit(0)
+    print(child, flush=True)
+    os.waitpid(child, 0)
+    print("over", flush=True)
+"""
 
 
 def test_kills_lose_nothing_and_repeat_nothing(trained: Path, photos: Path, tmp_path: Path) -> None:
-    """`benchmarks/embed.py` kills the command itself; here it is a copy of this process."""
+    """`benchmarks/embed.py` kills whole commands; here they are copies of a loaded process."""
     calm, out = tmp_path / "calm.npz", tmp_path / "f.npz"
-    encoder = load_encoder(trained, layout="NHWC")
-    began = time.monotonic()
-    embed(encoder, photos, out=calm, batch=1)
-    seconds, rng, kills = time.monotonic() - began, random.Random(1), 0
-    for _ in range(100):
-        if not (child := os.fork()):
-            with suppress(BaseException):
-                embed(encoder, photos, out=out, batch=1)
-            os._exit(0)
-        time.sleep(rng.uniform(0, seconds))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        if out.exists():
-            assert out.read_bytes() == calm.read_bytes()
-            out.unlink()
-        elif (rows := folder_of(out) / "rows").exists() and rows.stat().st_size:
-            kills += 1
-        if kills == 3:
-            break
-    assert kills == 3
-    embed(encoder, photos, out=out, batch=1)
+    embed(trained, photos, out=calm, batch=1)
+    rows, rng, kills = folder_of(out) / "rows", random.Random(1), 0
+    words = [sys.executable, "-c", FORKING, *map(str, (trained, photos, out))]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, bufsize=1) as loaded:
+        assert loaded.stdin and loaded.stdout
+        while kills < 3:
+            print("go", file=loaded.stdin, flush=True)
+            child = int(loaded.stdout.readline())
+            enough = rng.uniform(0, 23 * 8 * 4)  # of the bytes of all rows
+            while not out.exists() and not (rows.exists() and rows.stat().st_size >= enough):
+                time.sleep(0.001)
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+            assert loaded.stdout.readline() == "over\n"
+            if out.exists():
+                assert out.read_bytes() == calm.read_bytes()
+                out.unlink()
+            else:
+                kills += 1
+        loaded.stdin.close()
+    embed(trained, photos, out=out, batch=1)
     assert out.read_bytes() == calm.read_bytes() and not folder_of(out).exists()
 
 

@@ -135,7 +135,7 @@ class LoadedEncoder(nn.Module):
 
     def _prepared(self, images: Any, layout: Layout | None) -> Tensor:
         if torch.compiler.is_compiling():  # the network is compiled, NumPy and Pillow cannot be
-            apart = torch.compiler.disable(self._prepare_apart)
+            apart = torch.compiler.disable(self._prepare_apart)  # type: ignore[no-untyped-call]
             return cast(Tensor, apart(images, layout))
         return self._prepare_apart(images, layout)
 
