@@ -16,6 +16,7 @@ import typer
 import typer.core
 
 from harmonium import __version__
+from harmonium.cli.classify import classify
 from harmonium.cli.compare import compare, demo, sweep
 from harmonium.cli.data import data, datasets
 from harmonium.cli.diagnosis import diagnose
@@ -59,6 +60,7 @@ app = typer.Typer(
 app.add_typer(data, name="data")
 app.add_typer(server, name="server")
 app.add_typer(client, name="client")
+app.add_typer(classify, name="classify")
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -80,7 +80,7 @@ def embed(
                 whiten=whitened(whiten),
                 batch=batch,
                 device=device,
-                corrupt=_corrupt(corrupt),
+                corrupt=checked_corrupt(corrupt),
                 column=column,
                 note=note,
             )
@@ -124,7 +124,8 @@ def whitened(text: str | None) -> bool | int:
     return int(text)
 
 
-def _corrupt(text: str) -> Corrupt:
+def checked_corrupt(text: str) -> Corrupt:
+    """The value of `--corrupt`."""
     if text not in ("skip", "refuse"):
         raise ConfigError(f"--corrupt {text}: use skip or refuse")
     return "skip" if text == "skip" else "refuse"
@@ -140,12 +141,3 @@ def import_modules(names: list[str] | None) -> None:
         except Exception as error:  # noqa: BLE001  (someone else's code may raise anything)
             why = " ".join(f"{type(error).__name__}: {error}".split())
             raise ConfigError(f"--import {name}: it cannot be imported ({why})") from None
-
-
-def shown(value: Any) -> str:
-    """A share in percent.
-
-    >>> shown(0.5)
-    '50.0'
-    """
-    return f"{100 * value:.1f}"

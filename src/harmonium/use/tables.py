@@ -235,6 +235,17 @@ def _csv_blocks(path: Path, dimension: int) -> Iterator[Rows]:
             yield np.array(block, np.float32)
 
 
+def read_predictions(path: Path) -> tuple[list[str], list[str], Rows, About]:
+    """Names, predicted classes, probabilities `(images, classes)` and `about` of a CSV."""
+    about = read_about(path)
+    with files.reading(path, "make it anew"), open(path, encoding="utf-8", newline="") as file:
+        if about is None:
+            raise ValueError("what is known about it is not beside it")
+        lines = list(csv.reader(file))[1:]
+        names, predicted = ([line[place] for line in lines] for place in (0, 1))
+        return names, predicted, np.array([line[2:] for line in lines], np.float32), about
+
+
 _BLOCKS = {".parquet": _parquet_blocks, ".npz": _archive_blocks, ".csv": _csv_blocks}
 
 
