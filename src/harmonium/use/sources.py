@@ -179,6 +179,14 @@ def _common(paths: Sequence[Path]) -> Path:
     return Path(os.path.commonpath([path.absolute().parent for path in paths]))
 
 
+def file_source(paths: Sequence[Path]) -> FileSource:
+    """Files in the order in which they are given, one of them perhaps several times."""
+    if not paths:
+        raise DataError("there are no images")
+    absolute = [path.absolute() for path in paths]
+    return _files(_common(absolute), absolute)
+
+
 def _files(root: Path, paths: Sequence[Path], notes: Sequence[str] = ()) -> FileSource:
     """Files as a source, named from a folder on."""
     names = [printable(Path(os.path.relpath(path, root)).as_posix()) for path in paths]
