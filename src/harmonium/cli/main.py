@@ -38,7 +38,7 @@ from harmonium.cli.terminal import (
     watched,
 )
 from harmonium.cli.tune import tune
-from harmonium.cli.use import embed
+from harmonium.cli.use import embed, search
 from harmonium.core.errors import ConfigError, HarmoniumError
 from harmonium.engines.workers import early_workers, shared_workers
 
@@ -186,6 +186,7 @@ app.command()(diagnose)
 app.command()(embed)
 app.command("eval")(evaluate)
 app.command()(privacy)
+app.command()(search)
 app.command()(study)
 app.command()(tune)
 

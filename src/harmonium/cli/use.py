@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harmonium.cli.terminal import Json, err, say, say_prose
+from harmonium.cli.terminal import Json, err, say, say_prose, show_table
 from harmonium.core.errors import ConfigError
+from harmonium.core.paths import make_folder
 
 if TYPE_CHECKING:
     from harmonium.use.embedding import Corrupt, Note
@@ -96,6 +97,84 @@ def embed(
     say(f"width    {features.dimension} features an image{white}")
     say(f"encoder  {about['encoder']}")
     say(f"features {out}")
+
+
+def search(
+    where: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FEATURES_OR_IMAGES", help="What `harmonium embed` wrote, or images."
+        ),
+    ],
+    queries: Annotated[
+        list[str],
+        typer.Argument(metavar="QUERY...", help="Image files, or names in the features."),
+    ],
+    encoder: Annotated[
+        Path | None,
+        typer.Option("--encoder", help="For images, and for queries that are files."),
+    ] = None,
+    count: Annotated[int, typer.Option("-k", help="Images to find for each query.")] = 10,
+    sheet: Annotated[
+        Path | None, typer.Option("--sheet", help="Draw a contact sheet: .png, .pdf or .svg.")
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option("--html", help="Write a page with thumbnails in one file.")
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option("--images", help="Where the images of the features are, for thumbnails."),
+    ] = None,
+    whiten: Whiten = None,
+    device: Device = "auto",
+    column: PathColumn = "path",
+    imports: Imports = None,
+    as_json: Json = False,
+) -> None:
+    """Find the images that are nearest to query images, by the cosine of their features.
+
+    For example: harmonium search features.parquet north/0001.png --images images --html found.html
+    """
+    from harmonium.report.display import long_work
+
+    with long_work(err, as_json, "loading"):
+        from harmonium.report.figure import plot_format
+        from harmonium.use.search import search
+
+        if sheet is not None:
+            plot_format(sheet)
+        if page is not None and page.suffix.lower() not in (".html", ".htm"):
+            raise ConfigError(f"--html {page}: name a file that ends in .html")
+        import_modules(imports)
+        found = search(
+            where,
+            *queries,
+            encoder=encoder,
+            k=count,
+            images=images,
+            whiten=whitened(whiten),
+            device=device,
+            column=column,
+            note=noting(as_json),
+        )
+        for path, write in ((sheet, found.plot), (page, found.write_page)):
+            if path is not None:
+                make_folder(path.absolute().parent)
+                write(path)
+    files = {"sheet": sheet, "page": page}
+    if as_json:
+        written = {name: str(path) for name, path in files.items() if path}
+        print(json.dumps({**found.plain(), **written}))
+        return
+    for query, names, cosines in zip(found.queries, found.names, found.cosines, strict=True):
+        rows = [
+            {"": place, "cosine": cosine, "image": name}
+            for place, (name, cosine) in enumerate(zip(names, cosines, strict=True), 1)
+        ]
+        show_table(rows, f"Nearest to {query}, of {found.searched:,} images", digits=3)
+    for name, path in files.items():
+        if path is not None:
+            say(f"{name:<8} {path}")
 
 
 # ---- what the commands share ---------------------------------------------------------------------

@@ -220,9 +220,8 @@ class LoadedEncoder(nn.Module):
         else:
             yield images, self.layout
 
-    @property
     def order(self) -> Order:
-        """How image files are decoded for it: as the data that it was trained on."""
+        """How image files are decoded, as those of training were."""
         size = None if self.strict else self.size
         return Order(size=size, channels=self.channels, depth=self.depth)
 
@@ -230,7 +229,7 @@ class LoadedEncoder(nn.Module):
         """The pixels of image files, decoded as a data set's are, in processes of their own."""
         rest, decoded = iter(paths), list[Pixels]()
         with Decoders() as decoders:
-            for answers in decoders.run([str(path) for path in paths], self.order, DECODED):
+            for answers in decoders.run([str(path) for path in paths], self.order(), DECODED):
                 for answer in answers:
                     file = printable(str(next(rest)))
                     if answer.error or answer.pixels is None:

@@ -91,7 +91,7 @@ class FileSource(ImageSource):
         pixels, errors = _blank(min(size, len(paths)), shape), dict[int, str]()
         filled = 0
         with Decoders() as decoders:
-            for answers in decoders.run(paths, encoder.order, DECODED):
+            for answers in decoders.run(paths, encoder.order(), DECODED):
                 for answer in answers:
                     if answer.error or answer.pixels is None:
                         errors[start + filled] = answer.error or "no pixels"

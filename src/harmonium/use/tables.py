@@ -213,8 +213,9 @@ def in_memory(names: Sequence[str], about: About, rows: Rows) -> Features:
 def _parquet_blocks(path: Path, dimension: int) -> Iterator[Rows]:
     _, parquet = _parquet()
     with parquet.ParquetFile(path) as file:
-        for some in file.iter_batches(BLOCK, columns=[FEATURES], use_threads=False):
-            flat = some.column(0).flatten().to_numpy(zero_copy_only=False)
+        for group in range(file.num_row_groups):  # each is a block; iter_batches reads far ahead
+            some = file.read_row_group(group, columns=[FEATURES], use_threads=False)
+            flat = some.column(0).combine_chunks().flatten().to_numpy(zero_copy_only=False)
             yield flat.reshape(-1, dimension)
 
 
