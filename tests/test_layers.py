@@ -21,13 +21,14 @@ LAYERS = (
     ("methods", "engines"),
     ("recipe",),
     ("runs",),
+    ("use",),
     ("sites",),
     ("measures", "handover"),
     ("studies",),
     ("cli",),
 )
 LAYER_OF = {package: number for number, layer in enumerate(LAYERS) for package in layer}
-TOP = {"__init__.py", "__main__.py", "testing.py", "py.typed"}
+TOP = {"__init__.py", "__main__.py", "sklearn.py", "testing.py", "py.typed"}
 
 
 def imports(node: ast.AST) -> Iterator[tuple[str, int]]:

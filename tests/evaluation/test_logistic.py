@@ -6,7 +6,7 @@ from sklearn.linear_model import LogisticRegression
 from torch.nn import functional
 
 from harmonium.evaluation import logistic
-from harmonium.evaluation.linear import _path
+from harmonium.evaluation.linear import linear_rules
 from harmonium.evaluation.logistic import regressions
 
 
@@ -75,7 +75,7 @@ def test_two_classes_are_scikit_learns_too():
     # It has one vector of weights for two classes, and penalises that.
     features, labels = problem(classes=2)
     for strength in (1.0, 0.001):
-        (rule,) = _path(features.numpy(), labels.numpy(), [strength])
+        (rule,) = linear_rules(features.numpy(), labels.numpy(), [strength])
         (wanted,) = peer(features, labels, strength)
         weights = rule.weights[1] - rule.weights[0]
         assert torch.allclose(weights.double(), wanted, atol=0.01 * float(wanted.abs().max()))

@@ -16,6 +16,7 @@ import typer
 import typer.core
 
 from harmonium import __version__
+from harmonium.cli.classify import classify
 from harmonium.cli.compare import compare, demo, sweep
 from harmonium.cli.data import data, datasets
 from harmonium.cli.diagnosis import diagnose
@@ -40,6 +41,7 @@ from harmonium.cli.terminal import (
     watched,
 )
 from harmonium.cli.tune import tune
+from harmonium.cli.use import embed, search
 from harmonium.core.errors import ConfigError, HarmoniumError
 from harmonium.engines.workers import early_workers, shared_workers
 
@@ -60,6 +62,7 @@ app = typer.Typer(
 app.add_typer(data, name="data")
 app.add_typer(server, name="server")
 app.add_typer(client, name="client")
+app.add_typer(classify, name="classify")
 
 
 def main() -> None:
@@ -158,9 +161,11 @@ app.command()(compare)
 app.command()(demo)
 app.command()(sweep)
 app.command()(diagnose)
+app.command()(embed)
 app.command("eval")(evaluate)
 app.command()(plan)
 app.command()(privacy)
+app.command()(search)
 app.command()(study)
 app.command()(tune)
 app.command()(export)

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from harmonium.core.errors import HarmoniumError, StoreError
 
@@ -66,6 +66,17 @@ def write_atomic(path: Path, data: bytes, *, private: bool = False) -> str:
 
     `private` files are readable by their owner only: they hold what a client keeps to itself.
     """
+    with atomic_file(path, private=private) as file:
+        file.write(data)
+    return digest_of(data)
+
+
+@contextmanager
+def atomic_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
+    """A file to write to, which gets its name when the block ends without an error.
+
+    Until then whatever was there stays, so that large files can be written piece by piece.
+    """
     beside = path.with_name(path.name + ".part")
     with writing(path):
         try:
@@ -73,16 +84,15 @@ def write_atomic(path: Path, data: bytes, *, private: bool = False) -> str:
             mode = 0o600 if private else 0o666
             descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
             with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(beside, path)
-        except OSError:
+        except BaseException:
             with suppress(OSError):
                 beside.unlink()
             raise
     sync_folder(path.parent)
-    return digest_of(data)
 
 
 def remove(path: Path) -> None:

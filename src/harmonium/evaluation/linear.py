@@ -93,9 +93,9 @@ def linear_probe(
     features, held_out, asked = ((part - shift) / scale for part in (features, held_out, asked))
     if len(held_out) == 0:
         grid = [grid[len(grid) // 2]]
-    best: _Classifier | None = None
+    best: LinearRule | None = None
     best_accuracy, best_strength = -1.0, grid[0]
-    for strength, model in zip(grid, _path(features, labels, grid), strict=True):
+    for strength, model in zip(grid, linear_rules(features, labels, grid), strict=True):
         accuracy = model.accuracy(held_out, held_out_labels) if len(held_out) else 0.0
         if accuracy > best_accuracy:
             best, best_accuracy, best_strength = model, accuracy, strength
@@ -156,7 +156,7 @@ def few_label_probe(
             chosen = _draw(labels, per_class, numpy_rng(seed, "few_labels", per_class, draw))
             known = len(chosen)
             some = (features[chosen] - shift) / scale
-            model = next(iter(_path(some, labels[chosen], [strength])))
+            model = next(iter(linear_rules(some, labels[chosen], [strength])))
             scored.append((model.scores(asked), model.classes))
             at(len(scored))
     predictions = answers(scored, asked_labels)
@@ -204,7 +204,7 @@ def ridge_probe(
 
 
 @dataclass(frozen=True)
-class _Classifier:
+class LinearRule:
     """A linear rule: scores against the sorted labels it knows."""
 
     weights: Tensor  # float32 (classes, dim + 1); the last column is the intercept
@@ -223,11 +223,11 @@ class _Classifier:
         return float(np.mean(self.classes[predicted] == labels))
 
 
-def _path(features: Array, labels: Array, strengths: Sequence[float]) -> list[_Classifier]:
+def linear_rules(features: Array, labels: Array, strengths: Sequence[float]) -> list[LinearRule]:
     """Logistic regressions for each strength, every one started from the one before."""
     classes, columns = np.unique(labels, return_inverse=True)
     if len(classes) == 1:  # it is always predicted
-        alone = _Classifier(torch.zeros(1, features.shape[1] + 1), classes)
+        alone = LinearRule(torch.zeros(1, features.shape[1] + 1), classes)
         return [alone for _ in strengths]
     # The penalty is defined for one weight vector that separates two classes. Softmax regression
     # gives each class half of it, with half of the squared norm, hence twice the penalty.
@@ -238,7 +238,7 @@ def _path(features: Array, labels: Array, strengths: Sequence[float]) -> list[_C
         len(classes),
         [factor * strength for strength in strengths],
     )
-    return [_Classifier(weights.float(), classes) for weights in solutions]
+    return [LinearRule(weights.float(), classes) for weights in solutions]
 
 
 def _draw(labels: Array, per_class: int, rng: np.random.Generator) -> Array:

@@ -76,8 +76,10 @@ class Whitening(nn.Module):
         return int(self.matrix.shape[1])
 
     def forward(self, features: Tensor) -> Tensor:
-        """Whitened features."""
-        return (features - self.mean) @ self.matrix
+        """Whitened features in the precision of the features, computed in float32 at least."""
+        wide = features if features.dtype == torch.float64 else features.float()
+        mean, matrix = self.mean.to(wide), self.matrix.to(wide)
+        return ((wide - mean) @ matrix).to(features.dtype)
 
 
 class WhitenedEncoder(nn.Sequential):

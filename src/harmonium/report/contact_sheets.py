@@ -1,9 +1,12 @@
-"""Contact sheets: rows of a query image and others, framed by whether the classes agree."""
+"""Contact sheets: rows of a query image and others, framed by whether the classes agree.
+
+`plot_neighbours` draws what a search found, where classes are not known.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +24,72 @@ class ContactSheet(NamedTuple):
 
     pixels: np.ndarray  # uint8 (rows, columns, height, width, channels); queries first
     same_class: np.ndarray  # bool (rows, columns), as the row's query
+
+
+class Neighbour(NamedTuple):
+    """An image that was found for a query."""
+
+    name: str
+    cosine: float
+    pixels: np.ndarray | None  # uint8 (side, side, 3); None: it cannot be shown
+
+
+class FoundRow(NamedTuple):
+    """A query image and those that are nearest to it."""
+
+    query: str
+    pixels: np.ndarray | None
+    neighbours: Sequence[Neighbour]
+
+
+def plot_neighbours(path: str | Path, rows: Sequence[FoundRow], title: str) -> None:
+    """Plot a row for each query, the query at the left, with the cosine below every other image.
+
+    Args:
+        path: the file to write, `.png`, `.pdf` or `.svg`.
+        rows: queries with their neighbours; all images are square and of one size.
+        title: what the plot shows.
+    """
+    columns = 1 + max(len(row.neighbours) for row in rows)
+    wide, high = max(5.6, 1.0 * columns + 0.9), 1.25 * len(rows) + 0.7
+    with saved_figure(path, wide, high) as figure:
+        headline(figure, title)
+        axes = figure.subplots()
+        axes.set_axis_off()
+        axes.set_aspect("equal")
+        for down, row in enumerate(rows):
+            images = [
+                (row.pixels, row.query),
+                *((n.pixels, f"{n.cosine:.3f}") for n in row.neighbours),
+            ]
+            for across, (pixels, words) in enumerate(images):
+                left, top = across + (0.3 if across else 0.0), 1.25 * down
+                box = (left + 0.03, left + 0.97, top + 0.97, top + 0.03)
+                shown = _BLANK if pixels is None else pixels
+                axes.imshow(shown, extent=box, interpolation="nearest")
+                axes.text(
+                    left + 0.5,
+                    top + 1.0,
+                    shortened(words),
+                    ha="center",
+                    va="top",
+                    fontsize=7,
+                    color=INK,
+                )
+        axes.set_xlim(0, columns + 0.3)
+        axes.set_ylim(1.25 * len(rows), 0)
+
+
+_BLANK = np.full((2, 2, 3), 230, np.uint8)
+
+
+def shortened(words: str, most: int = 18) -> str:
+    """The end of a long name, which tells images apart.
+
+    >>> shortened("a/very/long/name/of/0001.png"), shortened("0.912")
+    ('…/name/of/0001.png', '0.912')
+    """
+    return words if len(words) <= most else f"…{words[1 - most :]}"
 
 
 def plot_contact_sheets(path: str | Path, panels: Mapping[str, ContactSheet], title: str) -> None:

@@ -103,6 +103,18 @@ class _Work:
     done: int
     total: int | None
     unit: str
+    first: int = 0  # what was done already when it began
+
+    def pace(self, now: float) -> tuple[float, float] | None:
+        """How much is done a second and the seconds that are left; None where nobody can tell.
+
+        >>> _Work(0.0, 300, 1200, "images", first=100).pace(now=10.0)
+        (20.0, 45.0)
+        """
+        if not self.total or self.done <= self.first or now <= self.began:
+            return None
+        rate = (self.done - self.first) / (now - self.began)
+        return rate, (self.total - self.done) / rate
 
     def words(self, name: str) -> str:
         """Its name and progress.
@@ -148,7 +160,7 @@ class Display:
                 known = self._works[what]
                 known.done, known.total, known.unit = done, total, unit
             else:
-                self._works[what] = _Work(time.perf_counter(), done, total, unit)
+                self._works[what] = _Work(time.perf_counter(), done, total, unit, done)
             self.tick(at_once=self._shows_work and not self._works)
 
     def tick(self, *, at_once: bool = False) -> None:
@@ -222,9 +234,11 @@ class Display:
             parts = self._parts()
             known = [one for one in self._works.values() if one.total]
             shares = [bar(known[-1].done / (known[-1].total or 1), 12)] if known else []
+            pace = self._pace()
             pieces = [
                 Piece(1, (parts[-1],)),
                 Piece(2, (clock(time.perf_counter() - oldest.began),)),
+                *(Piece(4 + n, (words,)) for n, words in reversed([*enumerate(pace)])),
                 *(Piece(place - 9, (part,)) for place, part in enumerate(parts[:-1])),
                 *(Piece(3, (share,)) for share in shares),
             ]
@@ -247,9 +261,20 @@ class Display:
         within = [one for one in works[1:] if one[1].total or one == last]
         return [one.words(name) for name, one in (first, *within[-2:])]
 
+    def _pace(self) -> list[str]:
+        """Rate and time left of work on images that stands alone, for which a user waits."""
+        works = list(self._works.values())
+        alone = self.run is None and len(works) == 1 and works[0].unit == "images"
+        pace = works[0].pace(time.perf_counter()) if alone else None
+        if pace is None:
+            return []
+        rate, left = pace
+        return [f"{rate:,.{0 if rate >= 10 else 1}f} a second", f"time left {clock(left)}"]
+
     def _plain_line(self) -> str:
         place = [self.run.place_under_way()] if self.run else []
-        return ": ".join(filter(None, [*place, "; ".join(self._parts())]))
+        parts = "; ".join(self._parts())
+        return ": ".join(filter(None, [*place, ", ".join([parts, *self._pace()])]))
 
     def _draw(self, now: float) -> None:
         if self.run is None and not self._lasting(now):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import safetensors
@@ -28,7 +28,7 @@ from harmonium.data.augment.views import plain as plain_images
 from harmonium.data.cache import printable
 from harmonium.data.datasets import DataSpec
 from harmonium.data.decoding.conversion import RESIZED, Fit, Levels
-from harmonium.data.decoding.image_files import ENDINGS, is_image_file
+from harmonium.data.decoding.image_files import ENDINGS, is_image_file, unread
 from harmonium.data.decoding.in_memory import (
     Layout,
     channels_last,
@@ -135,11 +135,16 @@ class LoadedEncoder(nn.Module):
             prepared = prepared.to(parameter.device, parameter.dtype)
         features: Tensor = self.network(prepared)
         if self.whitening is not None:
-            whitened: Tensor = self.whitening.to(features.device)(features.float())
-            return whitened
+            return cast(Tensor, self.whitening(features))
         return features
 
     def _prepared(self, images: Any, layout: Layout | None) -> Tensor:
+        if torch.compiler.is_compiling():  # the network is compiled, NumPy and Pillow cannot be
+            apart = torch.compiler.disable(self._prepare_apart)  # type: ignore[no-untyped-call]
+            return cast(Tensor, apart(images, layout))
+        return self._prepare_apart(images, layout)
+
+    def _prepare_apart(self, images: Any, layout: Layout | None) -> Tensor:
         if is_float(images):
             return self._scaled(torch.as_tensor(images), layout)
         shape = (*self.size, self.channels)
@@ -259,9 +264,16 @@ def image_files(folder: Path) -> list[Path]:
         raise DataError(f"{folder}: there is no such file or folder")
     if folder.is_file():
         return [folder]
-    paths = sorted(path for path in folder.rglob("*") if is_image_file(path))
+    paths = sorted(
+        path
+        for path in folder.rglob("*")
+        if is_image_file(path)
+        and not any(name.startswith(".") for name in path.relative_to(folder).parts)
+    )
     if not paths:
-        raise DataError(f"{folder} holds no images ({' '.join(ENDINGS)})")
+        others = unread(folder)
+        beside = f", but {others}" if others else ""
+        raise DataError(f"{folder} holds no images ({' '.join(ENDINGS)}){beside}")
     return paths
 
 

@@ -1,0 +1,242 @@
+"""Where the images come from that an encoder is used on: a folder, files, a table or an archive.
+
+Every image has a name that is relative, so that results can be passed on without saying where the
+images lie. The images of a folder are sorted; those of a table or an archive keep their order.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from harmonium.core.errors import DataError, HarmoniumError, counted
+from harmonium.data.cache import digest_of, printable
+from harmonium.data.decoding.conversion import shaped
+from harmonium.data.decoding.image_files import ImageFile, listing_digest
+from harmonium.data.decoding.pool import Decoders
+from harmonium.data.decoding.worker import Order
+from harmonium.data.images import UNKNOWN, Images, Pixels
+from harmonium.data.sets.npz import Npz
+from harmonium.data.sets.table import read_table
+from harmonium.runs.export import DECODED, LoadedEncoder, image_files
+
+TABLES = (".csv", ".tsv")
+ARCHIVE = ".npz"
+PATH = "path"  # the column of a table that names the files
+
+
+class Piece(NamedTuple):
+    """Consecutive images of a source."""
+
+    start: int  # the row of the first
+    pixels: Pixels  # (n, height, width, channels); black where an image cannot be read
+    errors: dict[int, str]  # why images cannot be read, by their row
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSource(ABC):
+    """Images in a fixed order, which are decoded when they are needed.
+
+    Attributes:
+        names: what the images are called, all different.
+        digest: SHA-256 of what identifies the images, such as the files' sizes and times.
+        classes: the class of each image as far as the source names it; "" where it does not.
+        notes: what users should know.
+    """
+
+    names: tuple[str, ...]
+    digest: str = ""
+    classes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.names)
+
+    @abstractmethod
+    def pieces(self, encoder: LoadedEncoder, start: int, size: int) -> Iterator[Piece]:
+        """The images from row `start` on as an encoder takes them, `size` at a time."""
+
+    @abstractmethod
+    def thumbnails(self, rows: Sequence[int], side: int) -> list[Pixels | None]:
+        """Some images in colour, scaled to cover a square; None where one cannot be read."""
+
+    @abstractmethod
+    def subset(self, rows: Sequence[int]) -> ImageSource:
+        """Some of the images, in this order."""
+
+    def _named(self, rows: Sequence[int]) -> Self:
+        """The same source with the names and classes of some of its images."""
+        names = [self.names[row] for row in rows]
+        classes = tuple(self.classes[row] for row in rows) if self.classes else ()
+        digest = digest_of([self.digest, names])
+        return replace(self, names=tuple(names), classes=classes, digest=digest, notes=())
+
+
+@dataclass(frozen=True, eq=False)
+class FileSource(ImageSource):
+    """Image files."""
+
+    paths: tuple[str, ...] = field(default=(), repr=False)
+
+    def pieces(self, encoder: LoadedEncoder, start: int, size: int) -> Iterator[Piece]:
+        """See `ImageSource`."""
+        shape, paths = (*encoder.size, encoder.channels), self.paths[start:]
+        pixels, errors = _blank(min(size, len(paths)), shape), dict[int, str]()
+        filled = 0
+        with Decoders() as decoders:
+            for answers in decoders.run(paths, encoder.order(), DECODED):
+                for answer in answers:
+                    if answer.error or answer.pixels is None:
+                        errors[start + filled] = answer.error or "no pixels"
+                    else:
+                        pixels[filled] = answer.pixels
+                    filled += 1
+                    if filled == len(pixels):
+                        yield Piece(start, pixels, errors)
+                        start, filled = start + filled, 0
+                        left = len(self.paths) - start
+                        pixels, errors = _blank(min(size, left), shape), {}
+
+    def thumbnails(self, rows: Sequence[int], side: int) -> list[Pixels | None]:
+        """See `ImageSource`."""
+        paths = [self.paths[row] for row in rows]
+        with Decoders(0 if len(paths) < DECODED else None) as decoders:
+            answers = decoders.run(paths, Order(size=side, channels=3), DECODED)
+            return [None if one.error else one.pixels for some in answers for one in some]
+
+    def subset(self, rows: Sequence[int]) -> ImageSource:
+        """See `ImageSource`."""
+        return replace(self._named(rows), paths=tuple(self.paths[row] for row in rows))
+
+
+@dataclass(frozen=True, eq=False)
+class ArraySource(ImageSource):
+    """The images of an archive, mapped from the cache of decoded data."""
+
+    parts: tuple[Images, ...] = field(default=(), repr=False)
+    rows: tuple[int, ...] = field(default=(), repr=False)  # among all images of the parts
+
+    def pieces(self, encoder: LoadedEncoder, start: int, size: int) -> Iterator[Piece]:
+        """See `ImageSource`; the encoder itself resizes these."""
+        for begin in range(start, len(self), size):
+            yield Piece(begin, self._pixels(self.rows[begin : begin + size]), {})
+
+    def thumbnails(self, rows: Sequence[int], side: int) -> list[Pixels | None]:
+        """See `ImageSource`."""
+        return list(shaped(self._pixels([self.rows[row] for row in rows]), side, 3))
+
+    def subset(self, rows: Sequence[int]) -> ImageSource:
+        """See `ImageSource`."""
+        return replace(self._named(rows), rows=tuple(self.rows[row] for row in rows))
+
+    def _pixels(self, rows: Sequence[int]) -> Pixels:
+        ends = np.cumsum([len(part) for part in self.parts])
+        place = np.searchsorted(ends, rows, side="right")
+        pixels = np.empty((len(rows), *self.parts[0].shape), np.uint8)
+        for number, part in enumerate(self.parts):
+            mine = np.flatnonzero(place == number)
+            pixels[mine] = part.batch(np.asarray(rows, np.int64)[mine] - ends[number] + len(part))
+        return pixels
+
+
+def open_images(*places: str | Path | ImageSource, column: str = PATH) -> ImageSource:
+    """The images at a place, or at several.
+
+    Args:
+        places: a folder, with its subfolders; image files and folders; a table (`.csv`, `.tsv`)
+            with a column of paths; or an archive (`.npz`).
+        column: of a table, the column that names the files; relative paths start at its folder.
+    """
+    if len(places) == 1 and isinstance(places[0], ImageSource):
+        return places[0]
+    paths = [Path(str(place)).expanduser() for place in places]
+    if not paths:
+        raise DataError("name the images: a folder, files, a .csv table or an .npz archive")
+    for path in paths:
+        if not path.exists():
+            raise DataError(f"{path}: there is no such file or folder")
+        if len(paths) > 1 and path.suffix.lower() in (*TABLES, ARCHIVE) and path.is_file():
+            raise DataError(f"{path} must be given alone, not with other images")
+    first = paths[0]
+    if first.is_file() and first.suffix.lower() == ARCHIVE:
+        return _archive(first)
+    if first.is_file() and first.suffix.lower() in TABLES:
+        return _table(first, column)
+    found = [one.absolute() for path in paths for one in image_files(path)]
+    root = first.absolute() if len(paths) == 1 and first.is_dir() else _common(paths)
+    return _files(root, sorted(set(found)))
+
+
+def _common(paths: Sequence[Path]) -> Path:
+    """The deepest folder that holds files and folders; itself never one of the folders."""
+    return Path(os.path.commonpath([path.absolute().parent for path in paths]))
+
+
+def file_source(paths: Sequence[Path]) -> FileSource:
+    """Files in the order in which they are given, one of them perhaps several times."""
+    if not paths:
+        raise DataError("there are no images")
+    absolute = [path.absolute() for path in paths]
+    return _files(_common(absolute), absolute)
+
+
+def _files(root: Path, paths: Sequence[Path], notes: Sequence[str] = ()) -> FileSource:
+    """Files as a source, named from a folder on."""
+    names = [printable(Path(os.path.relpath(path, root)).as_posix()) for path in paths]
+    pairs = zip(names, paths, strict=True)
+    files = [ImageFile(path, name) for name, path in pairs]
+    return FileSource(
+        names=tuple(names),
+        digest=listing_digest({"": files}),
+        classes=tuple(name.partition("/")[0] if "/" in name else "" for name in names),
+        notes=tuple(notes),
+        paths=tuple(str(path) for path in paths),
+    )
+
+
+def _table(path: Path, column: str) -> FileSource:
+    """The files that a table lists, each once, in its order."""
+    folder = path.absolute().parent
+    rows = read_table(path, column, [": name the column of paths with --path-column"])
+    if empty := [str(row.line) for row in rows if not row.values[column]]:
+        raise DataError(f"{path}: no path in {counted(len(empty), 'line')}, e.g. line {empty[0]}")
+    listed = [Path(os.path.normpath(folder / row.values[column])) for row in rows]
+    paths = list(dict.fromkeys(listed))
+    again = len(listed) - len(paths)
+    repeated = f"{counted(again, 'line')} of {path} name an image again, which is taken once"
+    root = folder if all(one.is_relative_to(folder) for one in paths) else _common(paths)
+    return _files(root, paths, [repeated] if again else [])
+
+
+def _archive(path: Path) -> ArraySource:
+    """The images of an archive, part by part."""
+    try:
+        stored = Npz(path=str(path)).stored()
+    except HarmoniumError as error:
+        raise DataError(str(error)) from None
+    names, classes = list[str](), list[str]()
+    for part, images in stored.parts.items():
+        before = f"{part}/" if len(stored.parts) > 1 else ""
+        width = len(str(len(images) - 1))
+        names += [f"{before}{row:0{width}d}" for row in range(len(images))]
+        labels = images.labels.tolist()
+        classes += ["" if one == UNKNOWN else stored.classes[one] for one in labels]
+    return ArraySource(
+        names=tuple(names),
+        digest=stored.digest,
+        classes=tuple(classes),
+        notes=stored.notes,
+        parts=tuple(stored.parts.values()),
+        rows=tuple(range(len(names))),
+    )
+
+
+def _blank(count: int, shape: tuple[int, ...]) -> Pixels:
+    return np.zeros((count, *shape), np.uint8)
