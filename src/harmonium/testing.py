@@ -403,7 +403,7 @@ def _check_state_is_declared(plain: Trial) -> None:
         _need(not extra, f"client {client} keeps {extra}, which `keeps` does not declare")
     keeps_any = any(plain.states.values())
     _need(keeps_any or not plain.method.keeping(), "`keeps` declares what no client ever keeps")
-    measured = {"statistics", "measured", "global_objective", "whitening"}
+    measured = {"statistics", "measured", "global_objective", "whitening", "site_evaluation"}
     extra = set(plain.server.memory) - {*plain.method.remembers, *measured}
     _need(not extra, f"the server keeps {extra}, which `remembers` does not declare")
 

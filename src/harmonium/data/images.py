@@ -18,6 +18,9 @@ Integers = npt.NDArray[np.int64]
 UNKNOWN = -1
 """The label of an image whose class is unknown."""
 
+GROUP = "group"
+"""The column of images that belong together, e.g. those of a patient."""
+
 
 @dataclass(frozen=True, eq=False)
 class Images:

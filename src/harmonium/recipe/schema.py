@@ -32,7 +32,7 @@ from harmonium.data.sets.styles import StyledImages, is_archive
 from harmonium.data.splits.iid import IID
 from harmonium.engines.settings import EngineSettings
 from harmonium.evaluation.evaluator import Evaluation
-from harmonium.federation import dpsgd, whitening
+from harmonium.federation import dpsgd, site_evaluation, whitening
 from harmonium.federation.aggregation import Aggregation, Mean, aggregations
 from harmonium.federation.contract import check_class
 from harmonium.federation.filters.rounding import Transport
@@ -41,6 +41,7 @@ from harmonium.federation.label_free_score import Appraisal
 from harmonium.federation.method import Method
 from harmonium.federation.sampling import Participation
 from harmonium.federation.server_optimisers import Average, ServerOptimiser, optimisers
+from harmonium.federation.site_evaluation import SiteEvaluation
 from harmonium.federation.spending import check_budget, check_noise
 from harmonium.learning.contract import called
 from harmonium.learning.encoders import Encoder, encoders
@@ -66,7 +67,14 @@ SUPPLIED = tuple(field.name for field in fields(Method))  # set by other section
 # there were such settings. With its default a setting is no part of the digest, so that runs and
 # studies of earlier versions keep theirs and can go on.
 ADDED: Mapping[str, Mapping[str, Any]] = {
-    "local": {"max_steps": None, "precision": "fp32", "compile": False}
+    "local": {"max_steps": None, "precision": "fp32", "compile": False},
+    "evaluate": {
+        "sites": None,
+        "sites_held_out": 0.3,
+        "sites_least": 10,
+        "sites_bins": 64,
+        "sites_classes": [],
+    },
 }
 
 
@@ -290,6 +298,7 @@ class Recipe(BaseModel):
             raise ConfigError(f"evaluate.objective=true cannot be measured: {reason}")
         if method.whitening and (reason := whitening.obstacle(method)):
             raise ConfigError(Key("evaluate.whiten"), f" cannot be fitted: {reason}")
+        site_evaluation.check(method)
 
     def _check_privacy(self, method: Method) -> None:
         """Refuse privacy settings that the method's messages do not support."""
@@ -335,6 +344,20 @@ class Recipe(BaseModel):
         if self.evaluate.objective is False:
             return None
         return GlobalObjective(by_client=self.privacy.masks is None)
+
+    def _site_evaluation(self, classes: int) -> SiteEvaluation | None:
+        """How clients evaluate the encoder on their own labelled images, if they are asked to."""
+        asked = self.evaluate
+        if asked.sites is None:
+            return None
+        return SiteEvaluation(
+            asked.sites,
+            asked.sites_held_out,
+            asked.sites_least,
+            asked.sites_bins,
+            len(asked.sites_classes) or classes,
+            by_site=self.privacy.masks is None,
+        )
 
     def scaled_local(self) -> Local:
         """Local training, with epochs scaled to the number of clients by Orchestra's rule."""
@@ -427,6 +450,12 @@ class Recipe(BaseModel):
 
     def build_method(self, dataset: Dataset) -> Method:
         """The method, with the settings of all other sections."""
+        named = self.evaluate.sites_classes
+        if named and named != dataset.classes:
+            raise ConfigError(
+                "evaluate.sites_classes is for a federation of real sites: leave it out, because "
+                f"the images of {dataset.name} have classes of their own"
+            )
         return self.method_for(dataset.train.shape, len(dataset.classes), start=self.init)
 
     def known_method(self) -> Method:
@@ -491,6 +520,7 @@ class Recipe(BaseModel):
             initial=start if start is not None and start.file is not None else None,
             global_objective=self._global_objective(),
             whitening=bool(self.evaluate.whiten),
+            site_evaluation=self._site_evaluation(classes),
             **self.method.options,
         )
         self.objective.check_views(views)  # a method that needs another objective says so first
