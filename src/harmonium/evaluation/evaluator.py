@@ -57,7 +57,7 @@ class Evaluation:
     sites: Literal["probe", "ridge"] | None = None  # counts of clients with labels; none: no counts
     sites_held_out: float = 0.3  # share of its labelled images that a client tests on
     sites_least: int = 10  # fewest images of a class that a client counts; others are left out
-    sites_bins: int = 64  # of scores, for AUROC; 0: scores are not counted
+    sites_bins: int = 32  # of scores, for AUROC; 0: scores are not counted
     sites_classes: tuple[str, ...] = ()  # names of all classes, in a federation of real sites
 
     def __post_init__(self) -> None:

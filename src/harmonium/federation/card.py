@@ -18,8 +18,8 @@ from harmonium.federation.filters.rounding import size
 from harmonium.federation.method import Method
 from harmonium.federation.secure_aggregation.client import traffic
 from harmonium.federation.secure_aggregation.fixed_point import FEWEST, Masks, obstacles
-from harmonium.federation.spending import paid_here
 from harmonium.federation.site_evaluation import READY
+from harmonium.federation.spending import paid_here
 from harmonium.federation.wire import MASKS, MEASURING, STEPS, Field
 from harmonium.learning import dpsgd
 from harmonium.learning.training import Local

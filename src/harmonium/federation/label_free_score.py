@@ -75,9 +75,7 @@ def model_messages(
     known = {client: method.known(server, client) for client in clients}
     if not any(known.values()):
         return {"model": evaluated_model(method, server, {}, setting)}, {}
-    models = {
-        client: evaluated_model(method, server, known[client], setting) for client in clients
-    }
+    models = {client: evaluated_model(method, server, known[client], setting) for client in clients}
     return {}, {client: {"model": model} for client, model in models.items()}
 
 

@@ -361,9 +361,7 @@ class Method:
         return at_sites.client_ready(self, client)
 
     @final
-    @exchange(
-        down={"model": weights()}, up=at_sites.sums_up, when=at_sites.has_sums
-    )
+    @exchange(down={"model": weights()}, up=at_sites.sums_up, when=at_sites.has_sums)
     def measure_sums(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
         """Means over the client's labelled images, for the common classifier."""
         return at_sites.client_sums(self, client, got.model)

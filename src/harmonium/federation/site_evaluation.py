@@ -4,12 +4,12 @@ With `evaluate.sites`, three exchanges follow the others before each evaluation:
 
 - `can_evaluate`: every site says whether it will answer, without a value. One without labels, with
   too few of them, or whose policy does not allow it, declines with a reason.
-- `measure_sums` (`ridge` alone): means over labelled training images, of features, of their products
-  and of the features of each class. Their average over all sites gives the server the ridge
-  regression that the images of all sites in one place would give.
-- `measure_counts`: every site tests a classifier on its held-out images, the common one (`ridge`) or
-  one that it trains on its own labelled images (`probe`), and returns a confusion matrix, counts of
-  scores in bins, and how many images they are of.
+- `measure_sums` (`ridge` alone): means over labelled training images, of features, of products of
+  features and of the features of each class. Their average over all sites gives the server the
+  ridge regression that the images of all sites in one place would give.
+- `measure_counts`: every site tests a classifier on its held-out images, the common one (`ridge`)
+  or one that it trains on its own labelled images (`probe`), and returns a confusion matrix, counts
+  of scores in bins, and how many images they are of.
 
 No value belongs to a single image, and no label leaves as such. A class with fewer than
 `evaluate.sites_least` images is left out of what a site sends. With secure aggregation the server
@@ -70,7 +70,6 @@ from harmonium.federation.wire import (
 )
 from harmonium.learning.client import Client, Decline, Examples
 from harmonium.learning.contract import called
-from harmonium.learning.symmetric import triangle
 
 if TYPE_CHECKING:
     from harmonium.federation.method import Method, Server
@@ -452,4 +451,3 @@ def check(method: Method) -> None:
     how = method.site_evaluation
     if how is not None and (reason := obstacle(method, how.protocol)):
         raise ConfigError(f"evaluate.sites={how.protocol} is not possible: {reason}")
-

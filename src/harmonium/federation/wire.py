@@ -31,7 +31,7 @@ STEPS = ("mask_keys", "mask_shares", "unmask")  # asks of secure aggregation, ar
 MOST_GROWTH = 1e6  # largest ratio of an uploaded weight to the largest of the received model
 MOST_VALUE = 1e12  # largest absolute value of any other number
 SCORE = "appraise"  # the ask for the tuning score
-LABELLED = ("can_evaluate", "measure_sums", "measure_counts")  # of a site's labels, by evaluate.sites
+LABELLED = ("can_evaluate", "measure_sums", "measure_counts")  # may read labels (evaluate.sites)
 MEASURING = (  # no method's part
     SCORE,
     "measure_objective",

@@ -72,7 +72,7 @@ ADDED: Mapping[str, Mapping[str, Any]] = {
         "sites": None,
         "sites_held_out": 0.3,
         "sites_least": 10,
-        "sites_bins": 64,
+        "sites_bins": 32,
         "sites_classes": [],
     },
 }

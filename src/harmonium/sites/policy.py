@@ -314,7 +314,7 @@ class Policy:
         return ""
 
     def check_evaluation(self, recipe: Recipe, step: str) -> None:
-        """Refuse an ask for counts on this site's labelled images that the policy does not allow."""
+        """Refuse an ask for counts on labelled images that the policy does not allow."""
         if step in LABELLED and (why := self.evaluation_refusal(recipe)):
             raise PolicyRefusal(why)
 
