@@ -399,7 +399,7 @@ class Method:
             measured = term_metrics.report(
                 self.terms, self.objective, replies, shares, server.round
             )
-        if figures := at_sites.report(self, server.memory):
+        if figures := at_sites.report(server.memory):
             measured[at_sites.FIGURES] = figures
         key, bounds = overall.KEY, measured.get("bounds", {})
         if key in server.memory:

@@ -212,7 +212,7 @@ def evaluated(method: Method, server: Server) -> Plan:
     assert how is not None
     ready = yield Ask(READY, server.everyone, least=0)
     able: Sequence[ClientId] = ready.ids
-    result: dict[str, Any] = {"of": len(server.everyone), "answered": 0, "why": ""}
+    result: dict[str, Any] = {"protocol": how.protocol, "of": len(server.everyone), "answered": 0}
     if not how.by_site and len(able) < FEWEST:
         result["why"] = (
             f"{counted(len(able), 'site')} can answer, and secure aggregation opens sums over at "
@@ -224,7 +224,7 @@ def evaluated(method: Method, server: Server) -> Plan:
         down, each = model_messages(method, server, "evaluate.sites", able)
         sums = yield Ask(SUMS, able, down, each, least=0)
         common, result["why"] = _classifier(method, sums)
-        result["learned"] = round(sums.images) if common else 0
+        result |= {"learned": round(sums.images)} if common else {}
         able = able if common else []
     if able:
         down, each = model_messages(method, server, "evaluate.sites", able)
@@ -266,20 +266,16 @@ def _collected(how: SiteEvaluation, got: Any) -> dict[str, Any]:
     return {"answered": len(got.ids), "total": total}
 
 
-def report(method: Method, memory: Mapping[str, Any]) -> dict[str, Any]:
+def report(memory: Mapping[str, Any]) -> dict[str, Any]:
     """The figures of the last evaluation at the sites, as JSON has them; empty without one.
 
     `by_site` has the site with the lowest balanced accuracy first, `all` the figures of the counts
     of all sites together, `mean` the mean of the sites' own figures.
     """
-    how, stored = method.site_evaluation, memory.get(KEY)
-    if how is None or stored is None:
+    if (stored := memory.get(KEY)) is None:
         return {}
-    facts = ("answered", "of", "why", "learned")
-    told: dict[str, Any] = {
-        "protocol": how.protocol,
-        **{key: stored[key] for key in facts if stored.get(key) not in (None, "")},
-    }
+    facts = ("protocol", "answered", "of", "why", "learned")
+    told = {key: stored[key] for key in facts if stored.get(key) not in (None, "")}
     if "total" in stored:
         return {**told, "all": _figures(stored["total"])}
     if "by_site" not in stored:

@@ -25,17 +25,25 @@ def title(figures: Mapping[str, Any]) -> str:
 
 
 def rows(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row for each site, the lowest balanced accuracy first, then all images, then the mean.
+    """A row for each site, the lowest balanced accuracy first, then for all of them.
 
     >>> one = {"images": 20, "accuracy": 0.5, "commonest": 0.4, "balanced": 0.45, "auroc": None}
     >>> figures = {"by_site": [{"client": 1, "site": "south", **one}], "all": one, "mean": one}
     >>> [row["site"] for row in rows(figures)]
     ['south', 'all images', 'mean of sites']
     """
-    each = [(_name(row), row) for row in figures.get("by_site", ())]
-    named = [("all images", "all"), ("mean of sites", "mean")]
-    each += [(name, figures[key]) for name, key in named if key in figures]
-    return [{"site": name, **_cells(one)} for name, one in each]
+    return [*site_rows(figures), *overall_rows(figures)]
+
+
+def site_rows(figures: Mapping[str, Any], column: str = "site") -> list[dict[str, Any]]:
+    """A row for each site, the lowest balanced accuracy first; none of sums over sites."""
+    return [{column: _name(row), **_cells(row)} for row in figures.get("by_site", ())]
+
+
+def overall_rows(figures: Mapping[str, Any], column: str = "site") -> list[dict[str, Any]]:
+    """A row for the counts of all sites together, and one for the mean of their figures."""
+    named = {"all images": "all", "mean of sites": "mean"}
+    return [{column: name, **_cells(figures[key])} for name, key in named.items() if key in figures]
 
 
 def _cells(one: Mapping[str, Any]) -> dict[str, Any]:

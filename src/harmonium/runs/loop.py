@@ -221,7 +221,7 @@ class RunLoop:
             with work("test figures"):
                 figures = self._test(evaluator, encoders, inputs, whitening)
             self._levels = figures.get("levels", {})
-        if sites := site_evaluation.report(inputs.method, server.memory):
+        if sites := site_evaluation.report(server.memory):
             data_classes = inputs.dataset.classes if inputs.dataset else ()
             classes = self.recipe.evaluate.sites_classes or data_classes
             figures[site_evaluation.FIGURES] = named(sites, client_names(self.path), classes)

@@ -87,7 +87,7 @@ def start(
     listening: ListenSettings | None = None,
 ) -> Result:
     """Run a recipe with the sites of a federation; continue the run if `out` already holds it."""
-    federation = _read(folder)
+    federation = read_federation(folder)
     plan, dataset = planned(recipe, len(federation.sites))
     path = out if out is not None else new_folder(plan)
     with owner_only(), locked(path):
@@ -109,7 +109,7 @@ def resume(
     plan, about = changed_recipe(path, changes, further=True), read_about(path)["federation"]
     if not about:
         raise ConfigError(f"{path} is not a run of a federation: use harmonium resume {path}")
-    federation = _read(Path(about["folder"]))
+    federation = read_federation(Path(about["folder"]))
     plan, dataset = planned(plan, plan.clients)
     with owner_only(), locked(path):
         restrict_to_owner(path)
@@ -117,7 +117,8 @@ def resume(
         return _serve(path, plan, dataset, federation, True, watcher, listening)
 
 
-def _read(folder: Path) -> Federation:
+def read_federation(folder: Path) -> Federation:
+    """A federation that has sites."""
     federation = Federation.read(folder)
     if not federation.sites:
         raise ConfigError(f"{folder} has no sites: add them with harmonium server add NAME")
@@ -137,18 +138,43 @@ def _serve(
     loop = RunLoop(path, plan, watcher or Callback())
     if resumed and loop.is_complete():
         return loop.result()
+    with connected(loop, dataset, federation, resumed, listening) as (session, engine):
+        session.admit_newcomers(engine)
+        return loop.run(session.inputs(), engine, simulate=False)
+
+
+@contextmanager
+def connected(
+    loop: RunLoop,
+    dataset: Dataset | None,
+    federation: Federation,
+    resumed: bool,
+    listening: ListenSettings | None,
+) -> Iterator[tuple[Session, RemoteEngine]]:
+    """Listen for the sites of a run, and register those of a new one.
+
+    Args:
+        loop: the run.
+        dataset: the images that the server evaluates with, if any.
+        federation: whose sites they are.
+        resumed: whether the run has begun before, with the sites that its folder names.
+        listening: where; none: everywhere, at the federation's port.
+    """
     with single_instance(federation.folder, SERVING, f"server of {federation.folder}"):
-        return _run(loop, dataset, federation, resumed, listening or ListenSettings())
+        with _listening(loop, dataset, federation, resumed, listening or ListenSettings()) as both:
+            with devices.use_device(loop.recipe.engine.devices[0]):
+                yield both
 
 
-def _run(
+@contextmanager
+def _listening(
     loop: RunLoop,
     dataset: Dataset | None,
     federation: Federation,
     resumed: bool,
     listening: ListenSettings,
-) -> Result:
-    """Listen for the sites, register those of a new run, and run the remaining rounds."""
+) -> Iterator[tuple[Session, RemoteEngine]]:
+    """The session and the engine, while the server can be reached."""
     try:
         from harmonium.engines.flower.link import Link
         from harmonium.engines.flower.messenger import FlowerMessenger
@@ -163,7 +189,7 @@ def _run(
     participants = (
         _Participants.read(loop.path, federation) if resumed else _Participants.new(federation)
     )
-    session = _Session(loop, method, federation, participants, dataset, public)
+    session = Session(loop, method, federation, participants, dataset, public)
     for text in federation.notes:
         note(text)
     note(f"run {participants.run[:8]}, plan {loop.recipe.digest}")
@@ -185,13 +211,11 @@ def _run(
         if warning := _dominance_warning(loop.recipe, participants.joined):
             note(warning)
         engine.set_members(one.client for one in participants.joined)
-        session.admit_newcomers(engine)
-        with devices.use_device(loop.recipe.engine.devices[0]):
-            return loop.run(session.inputs(), engine, simulate=False)
+        yield session, engine
 
 
 @dataclass
-class _Session:
+class Session:
     """A run while its server is up: the sites, and those of them that take part."""
 
     loop: RunLoop
