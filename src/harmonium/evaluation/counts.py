@@ -50,20 +50,22 @@ class Counts:
         return int(self.confusion.sum())
 
 
-def counts_of(shares: Array, labels: Integers, bins: int) -> Counts:
-    """Counts of the answers to some images; the class with the highest share is predicted.
+def counts_of(predicted: Integers, shares: Array, labels: Integers, bins: int) -> Counts:
+    """Counts of the answers to some images.
 
     Args:
+        predicted: classes `(images,)`.
         shares: from 0 to 1 `(images, classes)`, higher for a class that is more likely.
         labels: the true classes `(images,)`.
         bins: of equal width between 0 and 1; 0: scores are not counted.
 
-    >>> counts = counts_of(np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]), np.array([0, 1, 1]), 2)
+    >>> shares = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
+    >>> counts = counts_of(shares.argmax(axis=1), shares, np.array([0, 1, 1]), 2)
     >>> counts.confusion.tolist(), counts.scores[1].tolist()
     ([[1, 0], [1, 1]], [[1, 0], [1, 1]])
     """
     classes = shares.shape[1]
-    pairs = labels * classes + shares.argmax(axis=1)
+    pairs = labels * classes + predicted
     confusion = np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
     scores = np.zeros((classes, 2, bins), np.int64)
     if bins:
@@ -108,7 +110,8 @@ def figures_of(counts: Counts) -> dict[str, Any]:
     against all others; `auroc_error` is the most by which bins can have changed it. Both are none
     where no class has scores, or only one class occurs.
 
-    >>> counts = counts_of(np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]), np.array([0, 1, 1]), 4)
+    >>> shares = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
+    >>> counts = counts_of(shares.argmax(axis=1), shares, np.array([0, 1, 1]), 4)
     >>> {key: round(value, 2) for key, value in figures_of(counts).items()}
     {'images': 3, 'accuracy': 0.67, 'commonest': 0.67, 'balanced': 0.75, 'auroc': 1.0, \
 'auroc_error': 0.0}

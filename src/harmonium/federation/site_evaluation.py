@@ -369,14 +369,15 @@ def client_counts(
     assert how is not None and client.labelled is not None
     asked = _features(method, client, model, parts.tested, parts.rows)
     if classifier is None:
-        shares = _own_probe(method, client, model, parts.learned, asked)
+        predicted, shares = _own_probe(method, client, model, parts.learned, asked)
     else:
         wanted = ridge_shape(method.feature_size, how.classes)
         if tuple(classifier.shape) != wanted:
             raise WireError(f"`classifier` has shape {tuple(classifier.shape)}, not {wanted}")
-        shares = shares_of_ridge(Ridge(to_host(classifier).double()).scores(asked))
+        scores = Ridge(to_host(classifier).double()).scores(asked)
+        predicted, shares = scores.argmax(axis=1), shares_of_ridge(scores)
     labels = parts.tested.host_labels().numpy()[parts.rows]
-    counts = counts_of(shares, labels, how.bins)
+    counts = counts_of(predicted, shares, labels, how.bins)
     return {
         "confusion": counts.confusion,
         "scores": counts.scores,
@@ -387,8 +388,8 @@ def client_counts(
 
 def _own_probe(
     method: Method, client: Client, model: Weights, learned: Integers, asked: Tensor
-) -> Array:
-    """Shares of all classes by a linear probe of the client's own labelled images."""
+) -> tuple[Integers, Array]:
+    """Predictions, and shares of all classes, by a linear probe of the client's own images."""
     how = method.site_evaluation
     assert how is not None and client.labelled is not None
     examples = client.labelled.examples
@@ -397,7 +398,7 @@ def _own_probe(
     scores, classes = probe_scores(known, labels, asked)
     shares = np.zeros((len(asked), how.classes))  # a class without images is never predicted
     shares[:, classes] = shares_of_logits(scores)
-    return shares
+    return classes[scores.argmax(axis=1)], shares
 
 
 def _parts(method: Method, client: Client) -> _Parts:

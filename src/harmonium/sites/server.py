@@ -160,10 +160,12 @@ def connected(
         resumed: whether the run has begun before, with the sites that its folder names.
         listening: where; none: everywhere, at the federation's port.
     """
-    with single_instance(federation.folder, SERVING, f"server of {federation.folder}"):
-        with _listening(loop, dataset, federation, resumed, listening or ListenSettings()) as both:
-            with devices.use_device(loop.recipe.engine.devices[0]):
-                yield both
+    with (
+        single_instance(federation.folder, SERVING, f"server of {federation.folder}"),
+        _listening(loop, dataset, federation, resumed, listening or ListenSettings()) as both,
+        devices.use_device(loop.recipe.engine.devices[0]),
+    ):
+        yield both
 
 
 @contextmanager
