@@ -223,8 +223,8 @@ def evaluated(method: Method, server: Server) -> Plan:
     if able and has_sums(method):
         down, each = model_messages(method, server, "evaluate.sites", able)
         sums = yield Ask(SUMS, able, down, each, least=0)
-        common, result["why"] = _classifier(method, sums)
-        result |= {"learned": round(sums.images)} if common else {}
+        common, why = _classifier(method, sums)
+        result |= {"learned": round(sums.images)} if common else {"why": why}
         able = able if common else []
     if able:
         down, each = model_messages(method, server, "evaluate.sites", able)
