@@ -15,11 +15,11 @@ from harmonium.core.errors import DataError
 Pixels = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
 
+GROUP = "group"
+"""The column of groups, such as patients, whose images are kept together; -1 is no group."""
+
 UNKNOWN = -1
 """The label of an image whose class is unknown."""
-
-GROUP = "group"
-"""The column of images that belong together, e.g. those of a patient."""
 
 
 @dataclass(frozen=True, eq=False)
