@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import harmonium
+from harmonium.cli.terminal import show_sites
 from harmonium.core import seeds
 from harmonium.core.errors import ConfigError
 from harmonium.evaluation.counts import Ridge, class_means, held_out
@@ -126,6 +127,19 @@ def test_figures_are_in_the_log_and_at_the_end(common: Path) -> None:
         "measure_counts": {"confusion", "scores", "images", "seen"},
     }
     assert result.rounds[-1]["bytes_measuring"] > 0
+
+
+def test_the_terminal_shows_the_worst_site_first(
+    common: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = harmonium.resume(common).sites
+    show_sites(figures)
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line.split()[1] for line in lines if line.strip().startswith("client ")]
+    assert shown == [str(row["client"]) for row in figures["by_site"]]
+    total = next(line for line in lines if "all images" in line)
+    assert f"{100 * figures['all']['balanced']:.1f}" in total and "±" in total
+    assert any("3 of 3 sites" in line for line in lines)
 
 
 def test_the_model_is_the_same_without_it(common: Path, tmp_path: Path) -> None:
