@@ -15,6 +15,7 @@ import harmonium
 from harmonium.cli.terminal import show_sites
 from harmonium.core import seeds
 from harmonium.core.errors import ConfigError
+from harmonium.engines.local import LocalEngine
 from harmonium.evaluation.counts import Ridge, class_means, held_out
 from harmonium.evaluation.features import embed
 from harmonium.evaluation.linear import probe_scores
@@ -129,6 +130,14 @@ def test_figures_are_in_the_log_and_at_the_end(common: Path) -> None:
     assert result.rounds[-1]["bytes_measuring"] > 0
 
 
+def test_no_site_is_told_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(LocalEngine, "finish", lambda engine, *given: told.append(given[-1]))
+    harmonium.run("fedavg", out=tmp_path / "run", **SMALL)
+    assert "all" in told[0]["sites"] and "all" in told[0]["metrics"][-1]["sites"]
+    assert "by_site" not in json.dumps(told)
+
+
 def test_the_terminal_shows_the_worst_site_first(
     common: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,7 +249,7 @@ def shifted(up: dict[str, Any]) -> dict[str, Any]:
         ("measure_counts", shifted, "scores"),
         (
             "measure_counts",
-            lambda up: {**up, "confusion": 100 * up["confusion"], "images": 100 * up["images"]},
+            lambda up: {name: 100 * value for name, value in up.items()},
             "images",
         ),
         ("measure_sums", lambda up: {**up, "images": up["images"] + 1}, "shares"),
