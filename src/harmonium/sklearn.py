@@ -28,7 +28,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from harmonium.core.devices import AUTO
 from harmonium.core.errors import ConfigError, DataError, StoreError, counted
-from harmonium.data.decoding.in_memory import CHANNELS, Layout, channels_last, check_uint8, is_array
+from harmonium.data.decoding.in_memory import Layout, channels_last, check_uint8, is_array
+from harmonium.data.images import CHANNELS
 from harmonium.evaluation import features as evaluation
 from harmonium.runs.export import HasFolder, LoadedEncoder
 from harmonium.storage.run_folder import ENCODER

@@ -388,7 +388,7 @@ def _check_lies_are_refused(plain: Trial) -> None:
 
 def _check_labels_stay_out(plain: Trial) -> None:
     """A method without permission to read labels gives the same bits whatever they are."""
-    if plain.method.reads_labels:
+    if plain.method.reads_labels or plain.method.site_evaluation is not None:
         return
     train = plain.dataset.train
     wrong = Images(np.asarray(train.pixels), (np.asarray(train.labels) + 1) % 3, train.factors)
@@ -403,7 +403,7 @@ def _check_state_is_declared(plain: Trial) -> None:
         _need(not extra, f"client {client} keeps {extra}, which `keeps` does not declare")
     keeps_any = any(plain.states.values())
     _need(keeps_any or not plain.method.keeping(), "`keeps` declares what no client ever keeps")
-    measured = {"statistics", "measured", "global_objective", "whitening"}
+    measured = {"statistics", "measured", "global_objective", "whitening", "site_evaluation"}
     extra = set(plain.server.memory) - {*plain.method.remembers, *measured}
     _need(not extra, f"the server keeps {extra}, which `remembers` does not declare")
 

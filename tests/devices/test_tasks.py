@@ -129,6 +129,8 @@ ORCHESTRA = {"name": "orchestra", "clusters": 8, "global_steps": 5, "local_clust
             },
         ),
         ("fedavg", {"evaluate": {"tuning": "simclr", "whiten": True}, "reads": 1}),
+        ("fedavg", {"evaluate": {"sites": "ridge", "sites_least": 1}}),
+        ("fedavg", {"evaluate": {"sites": "probe", "sites_least": 1}, "reads": 2}),
         ("fedavg", {"objective": "spectral", "local": {**TINY["local"], "optimiser": "adam"}}),
         ("fedavg", {"objective": {"name": "spectral", "form": "orchestra"}}),
         ("fedavg", {"transport": {"up": "int8", "down": "fp16"}}),

@@ -177,6 +177,24 @@ def test_whitening_is_fitted_over_flower_with_the_same_bits(together: FlowerPair
     assert steps.count("measure_moments") == 2  # of every client, before its encoder is judged
 
 
+@pytest.mark.parametrize("protocol", ["probe", "ridge"])
+def test_evaluation_at_the_sites_has_the_same_bits_over_flower(
+    protocol: str, together: FlowerPair
+) -> None:
+    before, evaluate = together.asked, {"sites": protocol, "sites_least": 1}
+    check_parity("fedavg", together, clients=3, evaluate=evaluate)
+    assert together.asked > before
+
+
+def test_evaluation_at_the_sites_is_masked_over_flower(together: FlowerPair) -> None:
+    masked = {"clients": 3, "privacy": {"secure_aggregation": True}}
+    masked["evaluate"] = {"sites": "ridge", "sites_least": 1}
+    plain = first_trial("fedavg", **masked)
+    there = plain.again(engine=together.engine, reload=True)
+    assert there.server.memory["site_evaluation"]["total"]["images"] > 0
+    assert there.digest == plain.digest
+
+
 # ---- methods of every shape ----------------------------------------------------------------------
 
 

@@ -259,3 +259,61 @@ def test_a_fault_of_the_sites_files_does_not_reach_the_server() -> None:
     site.answer = fail(WireError("the ask is for another site"))
     with pytest.raises(WireError, match="another site"):
         _discreet(site)(b"", [])
+
+
+# ---- labels to evaluate with -------------------------------------------------------------------
+
+
+def counting(*changes: str) -> Recipe:
+    return plan_of("evaluate.sites=ridge", *changes, method="fedavg")
+
+
+def test_sites_that_count_agree_on_their_classes() -> None:
+    assert counting("data.classes=[cat,dog]").evaluate.sites_classes == ("cat", "dog")
+    named = counting("evaluate.sites_classes=[dog,cat]")
+    assert named.evaluate.sites_classes == ("dog", "cat")
+    assert method_of(named).site_evaluation.classes == 2
+    assert len(counting("data=digits").evaluate.sites_classes) == 10
+    with pytest.raises(ConfigError, match=r"evaluate\.sites_classes"):
+        counting()
+    assert not plan_of(method="fedavg").evaluate.sites_classes
+
+
+def test_labels_are_numbered_by_the_plans_names(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for name in ("cat", "dog", "fox"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(4):
+            shade = Image.new("L", (8, 8), number)
+            shade.save(tmp_path / "images" / name / f"{number}.png")
+    site, notes = SiteImages.parse(f"folder:{tmp_path / 'images'}"), list[str]()
+    plan = counting("evaluate.sites_classes=[dog,owl,cat]")
+    runtime = open_runtime(site, plan, tmp_path, 0, note=notes.append)
+    assert not runtime.images.labelled and runtime.labels.test is None
+    assert np.bincount(runtime.labels.labels + 1).tolist() == [4, 4, 0, 4]  # fox, dog, owl, cat
+    assert any("fox" in note for note in notes)
+    other = counting("evaluate.sites_classes=[owl,hen]")
+    assert open_runtime(site, other, tmp_path, 0).labels is None
+    assert open_runtime(site, plan_of(method="fedavg"), tmp_path, 0).labels is None
+    held = SiteImages.parse(f"folder:{tmp_path / 'images'}", ["data.test=0.5"])
+    tested = open_runtime(held, plan, tmp_path, 0).labels.test
+    assert tested.labelled and tested.shape == (8, 8, 1)
+
+
+def test_groups_of_a_site_come_with_its_labels(tmp_path: Path) -> None:
+    words = archive(tmp_path / "a.npz", labels=np.arange(6) % 2, group=np.arange(6) // 2)
+    names = "evaluate.sites_classes=['0','1']"
+    runtime = open_runtime(SiteImages.parse(words), counting(names), tmp_path, 0)
+    shades = runtime.images.pixels[:, 0, 0, 0]
+    assert runtime.labels.groups.tolist() == (shades // 2).tolist()
+
+
+def test_each_part_of_a_published_set_has_its_part_of_the_test_images(tmp_path: Path) -> None:
+    plan = counting("data=digits")
+    tests = []
+    for number in range(1, 4):
+        site = SiteImages.parse("digits", part=f"{number}/3")
+        tests.append(len(open_runtime(site, plan, tmp_path, 0).labels.test))
+    whole = SiteImages.parse("digits").load(8, 1)[0].test
+    assert sum(tests) == len(whole) and max(tests) - min(tests) <= 1

@@ -22,7 +22,7 @@ from harmonium.data.partition import make_split
 from harmonium.data.splits.iid import IID
 from harmonium.engines.runtime import Task
 from harmonium.federation.method import TRAINED, Method
-from harmonium.federation.wire import exchange, per_example, statistic, weights
+from harmonium.federation.wire import LABELLED, exchange, per_example, statistic, weights
 from harmonium.learning.client import counted_reading
 from harmonium.methods import methods
 from harmonium.privacy.budget import epsilon
@@ -110,6 +110,8 @@ def test_a_policy_is_written_and_read_back(tmp_path: Path) -> None:
         delta=1e-7,
         simulated_noise=True,
         labels=True,
+        evaluation=True,
+        evaluation_least=20,
         own_code=("mine.own:Method",),
         public=("digits",),
         plans=("1" * 64,),
@@ -670,3 +672,41 @@ def test_counts_and_sums_spend_one_budget_for_replaced_images() -> None:
     odd = {**new[1], "mechanism": "laplace"}
     with pytest.raises(PolicyRefusal, match="cannot be counted"):
         Policy().check_release([], [odd])
+
+
+# ---- counts on labelled images -----------------------------------------------------------------
+
+
+def counting(*changes: str) -> Recipe:
+    return Recipe.of("fedavg", "evaluate.sites=ridge", *changes)
+
+
+def test_a_site_trains_in_a_plan_whose_evaluation_it_declines() -> None:
+    for policy in (Policy(), Policy(exchanges=("train",)), Policy(epochs=2)):
+        check_plan(policy, counting())
+        for step in LABELLED:
+            with pytest.raises(PolicyRefusal, match="`evaluation` is false"):
+                policy.check_evaluation(counting(), step)
+        policy.check_evaluation(counting(), "train")
+    assert not Policy().evaluation_refusal(Recipe.of("fedavg"))
+
+
+def test_a_site_that_evaluates_holds_the_exchanges_to_its_other_keys() -> None:
+    allowed = Policy(evaluation=True)
+    check_plan(allowed, counting())
+    for step in LABELLED:
+        allowed.check_evaluation(counting(), step)
+    with pytest.raises(PolicyRefusal, match="can_evaluate"):
+        check_plan(replace(allowed, exchanges=("train",)), counting())
+    with pytest.raises(PolicyRefusal, match="statistic"):
+        check_plan(replace(allowed, kinds=("weights", "scalar", "public")), counting())
+    with pytest.raises(PolicyRefusal, match="`epochs`"):
+        check_plan(replace(allowed, epochs=2), counting())
+    check_plan(replace(allowed, epochs=4), counting())
+
+
+def test_small_counts_stay() -> None:
+    policy = Policy(evaluation=True, evaluation_least=20)
+    with pytest.raises(PolicyRefusal, match=r"evaluate\.sites_least=10.*`evaluation_least` is 20"):
+        policy.check_evaluation(counting(), "can_evaluate")
+    policy.check_evaluation(counting("evaluate.sites_least=20"), "can_evaluate")

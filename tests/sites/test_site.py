@@ -898,3 +898,27 @@ def test_keys_are_in_no_representation() -> None:
     identity = Identity(FEDERATION, NUMBER, OWN, SERVER.public_key())
     assert "key" not in repr(identity).lower().replace("number", "")
     assert asdict(StateRef("1/0.safetensors", "0")) == {"file": "1/0.safetensors", "digest": "0"}
+
+
+# ---- counts on labelled images -----------------------------------------------------------------
+
+
+def test_counts_leave_by_the_policy_alone(tmp_path: Path) -> None:
+    allowed = replace(POLICY, evaluation=True, evaluation_least=1)
+    bench = Bench(tmp_path)
+    evaluate = {"sites": "probe", "sites_least": 1}
+    bench.recipe = Recipe.from_tree({**PLAN.tree(), "method": "fedavg", "evaluate": evaluate})
+    down = {"model": bench.recipe.method_for((12, 12, 3), 0).blueprint.shared()}
+    ready: dict[str, Any] = {"about": {"step": "can_evaluate"}, "down": {}}
+    assert "`evaluation` is false" in bench.refusal(**ready)
+    assert bench.say(down=down)["up"] is not None  # it trains all the same
+    bench.site.policy = replace(allowed, evaluation_least=2)
+    assert "`evaluation_least` is 2" in bench.refusal(**ready)
+    bench.site.policy = allowed
+    assert bench.say(**ready)["up"] == {}
+    sent = bench.say(about={"step": "measure_counts"}, down=down)["up"]
+    assert int(sent["confusion"].sum()) == sent["images"] > 0
+    kinds = {name: about["kind"] for name, about in bench.last["up"].items()}
+    assert kinds == dict.fromkeys(("confusion", "scores"), "statistic") | dict.fromkeys(
+        ("images", "seen"), "scalar"
+    )

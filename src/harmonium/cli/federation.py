@@ -23,6 +23,7 @@ from harmonium.cli.terminal import (
     say,
     say_prose,
     show_result,
+    show_sites,
     show_table,
     watched,
 )
@@ -273,6 +274,39 @@ def resume(
     show_result(result, as_json)
 
 
+@server.command("eval")
+def evaluate(
+    run: Path,
+    changes: Changes = None,
+    where: Annotated[Path | None, typer.Option("--out", help="The folder for the files.")] = None,
+    listen: Listen = None,
+    insecure: Insecure = False,
+    as_json: Json = False,
+) -> None:
+    """Ask the sites of a run to test its encoder on their own labelled images, by counts.
+
+    For example: harmonium server eval runs/first evaluate.sites=probe
+    """
+    from harmonium.report.display import long_work
+
+    with long_work(err, as_json, "loading"):
+        from harmonium.core.callbacks import Callback
+        from harmonium.report.run_progress import watcher_for
+        from harmonium.sites.evaluation import evaluate_at_sites
+
+        listening = _listening(listen, None, insecure)
+        watcher = Callback() if as_json else watcher_for(err)
+    _obey_sigterm()
+    with long_work(err, as_json, "asking the sites"):
+        how: dict[str, Any] = {"out": where, "watcher": watcher, "listening": listening}
+        result = evaluate_at_sites(run, *(changes or []), **how)
+    if as_json:
+        print(json.dumps({"folder": str(result.folder), "sites": dict(result.figures)}))
+        return
+    show_sites(result.figures)
+    say(f"figures  {result.folder / 'sites.json'}")
+
+
 @contextmanager
 def _logged(
     folder: Path,
@@ -464,6 +498,8 @@ def check(
             "note: `pictures`, `batch` and `steps` of the policy were not checked, because the "
             "number of images is not known before a run: give it with --images N"
         )
+    if why := policy.evaluation_refusal(plan):
+        say_prose(f"note: this site will send no counts for evaluation, and will train: {why}")
     if not any(change.partition("=")[0].strip() == "clients" for change in changes or []):
         say_prose(
             f"note: clients={plan.clients} is assumed, from the recipe; the digest depends on it, "

@@ -151,6 +151,8 @@ def show_result(result: Result, as_json: bool, formats: str | None = None) -> No
         return
     if result.figures:
         _show_figures(result)
+    if result.sites:
+        show_sites(result.sites)
     if result.bounds:
         _show_bounds(result.bounds)
     if result.global_objective:
@@ -179,6 +181,7 @@ def result_tree(result: Result) -> dict[str, Any]:
         "verdict": result.verdict,
         "against": dict(result.against),
         "whitened": dict(result.whitened),
+        "sites": dict(result.sites),
         "notes": list(result.notes),
         "batch_norm": result.batch_norm,
         "stopped": result.stopped,
@@ -218,6 +221,17 @@ def _show_bounds(bounds: Mapping[str, Any]) -> None:
     show_table(rows, f"Bounds in nats; logit scale {bounds['scale']:g}; {age}", digits=2)
     if any(row["at least"] < 0 for row in rows):
         say_prose("note     information is never below 0: a negative bound says nothing yet")
+
+
+def show_sites(figures: Mapping[str, Any]) -> None:
+    """The figures of an evaluation at the sites."""
+    from harmonium.report.sites import LEGEND, remarks, rows, title
+
+    show_table(rows(figures), title(figures), digits=1, unbroken=["site"])
+    if "all" in figures:
+        say_prose(LEGEND)
+    for text in remarks(figures):
+        say_prose(f"sites    {text}")
 
 
 def _show_objective(objective: Mapping[str, Any]) -> None:

@@ -23,14 +23,14 @@ from harmonium.core.devices import CPU, room_for
 from harmonium.core.errors import EngineError, StoreError
 from harmonium.core.threads import single_thread
 from harmonium.core.types import ClientId
-from harmonium.data.images import Images
+from harmonium.data.images import Images, Integers
 from harmonium.engines import memory
 from harmonium.federation.driver import handle
 from harmonium.federation.method import Method
 from harmonium.federation.secure_aggregation.client import Keyring, planned
 from harmonium.federation.secure_aggregation.fixed_point import Masks, Reach
-from harmonium.federation.wire import MASKS, STEPS
-from harmonium.learning.client import Client, Decline, Examples
+from harmonium.federation.wire import LABELLED, MASKS, STEPS
+from harmonium.learning.client import Client, Decline, Examples, Labelled
 from harmonium.privacy.mechanisms import Noise, Randomness
 from harmonium.storage import state_store
 
@@ -58,6 +58,15 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Labels:
+    """The labels of a runtime's images, for the exchanges that evaluate alone."""
+
+    labels: Integers  # of all images, -1 where unknown
+    groups: Integers | None = None  # of all images, e.g. patients; -1: of no group
+    test: Images | None = None  # further images of the one client, which it never trains on
+
+
+@dataclass(frozen=True)
 class ClientRuntime:
     """The method, the images and the folder of the clients' states."""
 
@@ -69,6 +78,7 @@ class ClientRuntime:
     public: Images | None = None
     masks: Masks | None = None  # secure aggregation: every upload is masked
     device: torch.device = CPU  # where tasks compute
+    labels: Labels | None = None  # for exchanges that evaluate; other tasks never see them
     key: bytes = b""  # a site's secret, which hides the digests of its states from the server
 
     def on(self, device: torch.device) -> ClientRuntime:
@@ -120,6 +130,7 @@ class ClientRuntime:
             public=self.public,
             state=version.state,
             device=self.device,
+            labelled=self._labelled(task.client) if task.step in LABELLED else None,
         )
         declared, opened = method.exchanges().get(task.step), None
         if self.masks is not None and declared is not None and declared.up:
@@ -139,6 +150,26 @@ class ClientRuntime:
             "releases": [asdict(release) for release in client.releases],
             "state": self._write_state(task, client.state, version),
         }
+
+    def _labelled(self, client: ClientId) -> Labelled | None:
+        """A client's images with their labels; none where the plan does not evaluate at clients."""
+        known, rows = self.labels, self.indices[client]
+        if known is None:
+            return None
+        groups, test = known.groups, known.test
+        return Labelled(
+            Examples(
+                self.images.relabelled(known.labels),
+                rows,
+                uses_labels=True,
+                device=self.device,
+                resident=self.resident,
+            ),
+            None if groups is None else groups[rows],
+            None
+            if test is None
+            else Examples(test, np.arange(len(test)), uses_labels=True, device=self.device),
+        )
 
     @cached_property
     def resident(self) -> Tensor | None:

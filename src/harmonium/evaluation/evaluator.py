@@ -32,6 +32,7 @@ from harmonium.evaluation.whitening import DIRECTIONS
 
 VALIDATION = "validation kNN"  # the probe that is used during training
 NOT_PROBES = ("health", "balanced", "auroc")  # among the figures of a test
+MOST_BINS = 1000  # in which scores are counted; with more, a bin is of a single image
 FEWEST = 64  # held-out images for label-free figures; below it, training images are used
 
 
@@ -53,6 +54,11 @@ class Evaluation:
     tuning_over: Literal["clients", "images"] = "clients"  # what the tuning score averages
     whiten: bool | int = False  # also evaluate whitened features: true (64) or how many directions
     objective: bool | None = None  # measure the global objective; none: in simulations, if possible
+    sites: Literal["probe", "ridge"] | None = None  # counts of clients with labels; none: no counts
+    sites_held_out: float = 0.3  # share of its labelled images that a client tests on
+    sites_least: int = 10  # fewest images of a class that a client counts; others are left out
+    sites_bins: int = 32  # of scores, for AUROC; 0: scores are not counted
+    sites_classes: tuple[str, ...] = ()  # names of all classes, in a federation of real sites
 
     def __post_init__(self) -> None:
         least = {"k": 1, "bank": 1, "queries": 1, "health": 2, "draws": 1, "clients": 1, "every": 1}
@@ -66,6 +72,7 @@ class Evaluation:
             raise ConfigError(
                 f"evaluate.whiten is {self.whiten}; give true, or at least 1 direction"
             )
+        self._check_sites()
         if self.tuning is not None and self.tuning not in PRESETS:
             raise UnknownSetting(f"unknown views '{self.tuning}': {suggest(self.tuning, PRESETS)}")
         if any(count < 1 for count in self.labels_per_class):
@@ -73,6 +80,20 @@ class Evaluation:
                 f"evaluate.labels_per_class is {list(self.labels_per_class)}; each must be at "
                 "least 1, or the list empty"
             )
+
+    def _check_sites(self) -> None:
+        if not 0 < self.sites_held_out < 1:
+            raise ConfigError(
+                f"evaluate.sites_held_out is {self.sites_held_out}; it must be above 0 and below 1"
+            )
+        if self.sites_least < 1:
+            raise ConfigError(f"evaluate.sites_least is {self.sites_least}; it must be at least 1")
+        if not 0 <= self.sites_bins <= MOST_BINS:
+            raise ConfigError(
+                f"evaluate.sites_bins is {self.sites_bins}; it must be from 0 to {MOST_BINS}"
+            )
+        if len(set(self.sites_classes)) < len(self.sites_classes):
+            raise ConfigError("evaluate.sites_classes names a class twice: give each once")
 
     @property
     def directions(self) -> int:

@@ -173,6 +173,20 @@ def few_label_probe(
     )
 
 
+def probe_scores(
+    train: Tensor, train_labels: Tensor, test: Tensor, *, strength: float = FEW_STRENGTH
+) -> tuple[Array, Array]:
+    """Scores `(m, classes)` of test features by a logistic regression, and the sorted classes.
+
+    The penalty is fixed, so that no image has to be set aside to choose it. Shapes as in
+    `linear_probe`; test images need no labels.
+    """
+    features, labels = _labelled("train", train, train_labels)
+    shift, scale = standard(features)
+    model = next(iter(linear_rules((features - shift) / scale, labels, [strength])))
+    return model.scores((_finite("test", test) - shift) / scale), model.classes
+
+
 def ridge_probe(
     train: Tensor,
     train_labels: Tensor,

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from harmonium.core.errors import counted
 from harmonium.core.settings import shown
-from harmonium.federation import global_objective, whitening
+from harmonium.federation import global_objective, site_evaluation, whitening
 from harmonium.federation.filters.rounding import size
 from harmonium.federation.method import Method
 from harmonium.federation.secure_aggregation.client import traffic
 from harmonium.federation.secure_aggregation.fixed_point import FEWEST, Masks, obstacles
+from harmonium.federation.site_evaluation import READY
 from harmonium.federation.spending import paid_here
 from harmonium.federation.wire import MASKS, MEASURING, STEPS, Field
 from harmonium.learning import dpsgd
@@ -94,6 +95,7 @@ class Card:
     def _kept_lines(self) -> list[str]:
         """What clients and server keep, and further settings."""
         used = "used at clients" if self.uses_labels else "never reach a client task"
+        used = "used at clients to evaluate only" if READY in self.exchanges else used
         settings = ", ".join(f"{key}={shown(value)}" for key, value in self.settings.items())
         optional = {
             "combines": self.aggregation,
@@ -249,6 +251,7 @@ def _extents(method: Method) -> dict[str, str]:
     return {
         **(global_objective.EXTENTS if method.measures_objective else {}),
         **(whitening.EXTENTS if method.whitening else {}),
+        **(site_evaluation.EXTENTS if method.site_evaluation else {}),
         **method.extents(),
     }
 
@@ -266,6 +269,7 @@ def _reveals(method: Method) -> tuple[str, ...]:
         *method.revealed(),
         *global_objective.words(method),
         *whitening.words(method),
+        *site_evaluation.words(method),
         *(term.reveals for term in method.terms if term.reveals),
         *(method.updates.words() if method.updates else ()),
         *dpsgd.words(method.local),
@@ -389,6 +393,7 @@ def _remembered(method: Method) -> dict[str, str]:
     measured |= {"measured": "statistic"} if method.measured else {}
     measured |= {"global_objective": "scalar"} if method.measures_objective else {}
     measured |= {whitening.KEY: "statistic"} if method.whitening else {}
+    measured |= {site_evaluation.KEY: "statistic"} if method.site_evaluation else {}
     return {
         "the model": "weights",
         **dict[str, str](method.remembers),

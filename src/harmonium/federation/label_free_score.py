@@ -11,7 +11,7 @@ same model with and without the score.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -60,15 +60,23 @@ def up(method: Method) -> dict[str, Field]:
 
 def ask(method: Method, server: Server) -> Ask:
     """The ask to all clients, because a score of few is noisy; no client has to answer."""
-    everyone, setting = server.everyone, "evaluate.tuning"
-    if not any(method.known(server, client) for client in everyone):
-        model = evaluated_model(method, server, {}, setting)
-        return Ask(SCORE, everyone, {"model": model}, least=0)
-    each: dict[ClientId, Mapping[str, Value]] = {
-        client: {"model": evaluated_model(method, server, method.known(server, client), setting)}
-        for client in everyone
-    }
-    return Ask(SCORE, everyone, each=each, least=0)
+    everyone = server.everyone
+    down, each = model_messages(method, server, "evaluate.tuning", everyone)
+    return Ask(SCORE, everyone, down, each, least=0)
+
+
+def model_messages(
+    method: Method, server: Server, setting: str, clients: Sequence[ClientId]
+) -> tuple[Mapping[str, Value], Mapping[ClientId, Mapping[str, Value]]]:
+    """What brings the encoder to evaluate to clients: the same for all, or one for each.
+
+    Errors name `setting`.
+    """
+    known = {client: method.known(server, client) for client in clients}
+    if not any(known.values()):
+        return {"model": evaluated_model(method, server, {}, setting)}, {}
+    models = {client: evaluated_model(method, server, known[client], setting) for client in clients}
+    return {}, {client: {"model": model} for client, model in models.items()}
 
 
 def evaluated_model(
@@ -94,14 +102,7 @@ def appraised(method: Method, client: Client, model: Weights) -> dict[str, Value
     count = len(client.examples)
     if count < 2:
         raise Decline(f"it has {counted(count, 'example')}, too few to compare")
-    if method.has_own_encoders:
-        from harmonium.federation.method import Server  # which imports this module
-
-        model, client.state = to_host([model, client.state])  # the reply brings back no state then
-        server = Server({}, model, memory={"statistics": {}})
-        encoder = method.represent(server, client.state).to(client.device)
-    else:
-        encoder = method.blueprint.copy_from(model, device=client.device).eval()["encoder"]
+    encoder = encoder_at(method, client, model)
     assert method.appraisal is not None
     first, second = _features(method.appraisal.views, method.views, client, encoder)
     if method.appraisal.centred:
@@ -109,6 +110,17 @@ def appraised(method: Method, client: Client, model: Weights) -> dict[str, Value
         first, second = first - mean, second - mean
     align, unif = tuning_parts(first, second)
     return {"align": align, "unif": unif, "pictures": count}
+
+
+def encoder_at(method: Method, client: Client, model: Weights) -> nn.Module:
+    """The encoder to evaluate at a client: the received one, or the client's own."""
+    if not method.has_own_encoders:
+        return method.blueprint.copy_from(model, device=client.device).eval()["encoder"]
+    from harmonium.federation.method import Server  # which imports this module
+
+    model, client.state = to_host([model, client.state])  # the reply brings back no state then
+    server = Server({}, model, memory={"statistics": {}})
+    return method.represent(server, client.state).to(client.device)
 
 
 def _features(

@@ -22,6 +22,7 @@ from harmonium.data.augment.views import Views, preset
 from harmonium.data.images import Images
 from harmonium.federation import contract, label_free_score, rows, term_metrics
 from harmonium.federation import global_objective as overall
+from harmonium.federation import site_evaluation as at_sites
 from harmonium.federation import whitening as whitened
 from harmonium.federation.aggregation import Aggregation, Mean
 from harmonium.federation.batch_norm import calibrated, measure, moments
@@ -33,6 +34,7 @@ from harmonium.federation.server_optimisers import Average, ServerOptimiser
 from harmonium.federation.server_training import public_client
 from harmonium.federation.wire import (
     EXAMPLES,
+    LABELLED,
     Ask,
     Exchange,
     Plan,
@@ -65,6 +67,7 @@ MEASUREMENTS = (  # exchanges of every method, in the order in which they follow
     "measure_objective",
     "measure_gradient",
     "measure_moments",
+    *LABELLED,
 )
 
 
@@ -105,6 +108,7 @@ class Method:
     appraisal: label_free_score.Appraisal | None = None  # how clients score the encoder, if they do
     global_objective: overall.GlobalObjective | None = None  # measured where it can be
     whitening: bool = False  # whether clients send moments of features before evaluation
+    site_evaluation: at_sites.SiteEvaluation | None = None  # on labelled images of sites
     initial: Start | None = None  # given weights; none: a random initialisation
 
     name: ClassVar[str] = "method"
@@ -174,6 +178,8 @@ class Method:
 
     def passes_of(self, step: str) -> float:
         """Passes over a client's images that one answer to a step takes at most, of any kind."""
+        if step in LABELLED:
+            return at_sites.passes(self, step)
         return self.workload * self.local.epochs if step == "train" else 1.0
 
     def represent(self, server: Server, state: Mapping[str, Any] | None = None) -> nn.Module:
@@ -233,6 +239,8 @@ class Method:
             up: what the client sent.
             examples: its registered number of examples.
         """
+        if step in LABELLED:
+            return at_sites.fault(self, step, up, examples)
         model: Weights = up.get("model", {})
         faults = (term.reply_fault(model) for term in self.terms)
         return next((fault for fault in faults if fault), None)
@@ -245,7 +253,7 @@ class Method:
     @final
     def run_plan(self, server: Server, cohort: Sequence[ClientId]) -> Plan:
         """A round, or the setup as round 0; what was measured on the model before is dropped."""
-        dropped = ("statistics", overall.KEY, whitened.KEY)
+        dropped = ("statistics", overall.KEY, whitened.KEY, at_sites.KEY)
         memory = {key: value for key, value in server.memory.items() if key not in dropped}
         plan = self.round if server.round else self.setup
         steps = plan(replace(server, memory=memory), cohort)
@@ -268,6 +276,8 @@ class Method:
             server = yield from overall.measured(self, server)
         if self.whitening:
             server = yield from whitened.fitted(self, server)
+        if self.site_evaluation is not None:
+            server = yield from at_sites.evaluated(self, server)
         return server
 
     @final
@@ -344,6 +354,29 @@ class Method:
         """Moments of the evaluated encoder's features over the client's images, for whitening."""
         return whitened.client_moments(self, client, got.model)
 
+    @final
+    @exchange(when=lambda method: method.site_evaluation is not None)
+    def can_evaluate(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """Nothing: a client without enough labelled images declines."""
+        return at_sites.client_ready(self, client)
+
+    @final
+    @exchange(down={"model": weights()}, up=at_sites.sums_up, when=at_sites.has_sums)
+    def measure_sums(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """Means over the client's labelled images, for the common classifier."""
+        return at_sites.client_sums(self, client, got.model)
+
+    @final
+    @exchange(
+        down=at_sites.counts_down,
+        up=at_sites.counts_up,
+        when=lambda method: method.site_evaluation is not None,
+    )
+    def measure_counts(self, client: Client, got: SimpleNamespace) -> dict[str, Value]:
+        """Counts of a classifier's answers to the client's held-out images."""
+        classifier = got.classifier if at_sites.has_sums(self) else None
+        return at_sites.client_counts(self, client, got.model, classifier)
+
     @cached_property
     @final
     def measures_objective(self) -> bool:
@@ -366,6 +399,8 @@ class Method:
             measured = term_metrics.report(
                 self.terms, self.objective, replies, shares, server.round
             )
+        if figures := at_sites.report(server.memory):
+            measured[at_sites.FIGURES] = figures
         key, bounds = overall.KEY, measured.get("bounds", {})
         if key in server.memory:
             measured[key] = server.memory[key]

@@ -31,7 +31,14 @@ STEPS = ("mask_keys", "mask_shares", "unmask")  # asks of secure aggregation, ar
 MOST_GROWTH = 1e6  # largest ratio of an uploaded weight to the largest of the received model
 MOST_VALUE = 1e12  # largest absolute value of any other number
 SCORE = "appraise"  # the ask for the tuning score
-MEASURING = (SCORE, "measure_objective", "measure_gradient", "measure_moments")  # no method's part
+LABELLED = ("can_evaluate", "measure_sums", "measure_counts")  # may read labels (evaluate.sites)
+MEASURING = (  # no method's part
+    SCORE,
+    "measure_objective",
+    "measure_gradient",
+    "measure_moments",
+    *LABELLED,
+)
 CALIBRATE = "calibrate"  # the ask for BatchNorm's statistics
 MASKS = "masks"  # the value that goes down with the method's own ask under secure aggregation
 EXAMPLES = "examples"  # the one weight that is not uploaded: the registered number of examples

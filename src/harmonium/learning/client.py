@@ -24,7 +24,7 @@ from harmonium.core.errors import WireError
 from harmonium.core.progress import work
 from harmonium.core.types import ClientId, Weights
 from harmonium.data.augment.views import Views
-from harmonium.data.images import Images
+from harmonium.data.images import Images, Integers
 from harmonium.learning.ahead import Ahead
 from harmonium.privacy.mechanisms import Neighbours, Noise, Release
 
@@ -224,6 +224,15 @@ class Batch:
         return to_device(chosen.nonzero().flatten(), self.device)
 
 
+@dataclass(frozen=True)
+class Labelled:
+    """A client's images with their labels, for the exchanges that evaluate; others have none."""
+
+    examples: Examples  # those that it trains on
+    groups: Integers | None = None  # of these, e.g. patients; held-out parts keep them together
+    test: Examples | None = None  # further images, which it never trains on
+
+
 @dataclass
 class Client:
     """Everything that a handler may use; the engine creates it and stores `state`."""
@@ -239,6 +248,7 @@ class Client:
     state: dict[str, Any] = field(default_factory=dict)  # survives between asks; never sent
     releases: list[Release] = field(default_factory=list)
     device: torch.device = CPU  # where its messages, state, pixels and models are
+    labelled: Labelled | None = None  # in exchanges that evaluate, of a plan that does
     _released: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # values and copies
 
     def batches(

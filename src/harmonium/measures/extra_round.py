@@ -34,7 +34,7 @@ from harmonium.federation.batch_norm import calibrated
 from harmonium.federation.driver import Driver, Reply, Turn
 from harmonium.federation.ledger import Ledger
 from harmonium.federation.method import Method, Server
-from harmonium.federation.wire import Ask
+from harmonium.federation.wire import Ask, Plan
 from harmonium.measures.run_reader import Run
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.open_run import check_recipe, make_runtime
@@ -126,7 +126,7 @@ def trained(
         )
     who = counted(len(clients), "client")
     run.note(f"{run.label}: training once more, as in round {number}, {who}")
-    with _opened(run, recipe, clients) as (engine, folder):
+    with opened_engine(run, recipe, clients) as (engine, folder):
         method = engine.runtime.method
         known = {**run.examples, **{c: len(run.split.indices[c]) for c in clients}}
         server = replace(run.server, examples=known, round=number, public=engine.runtime.public)
@@ -180,13 +180,11 @@ def settled(run: Run) -> Server:
     if not method.recalibrates or "statistics" in server.memory:
         return server
     run.note(f"{run.label}: BatchNorm's statistics of {counted(len(run.cohort), 'client')}")
-    with _opened(run, _recipe(run), run.cohort) as (engine, _):
-        driver = Driver(engine.runtime.method, engine, Ledger())
-        return driver.drive(calibrated(server, run.cohort), server)
+    return at_clients(run, run.cohort, lambda _: calibrated(server, run.cohort))
 
 
 @contextmanager
-def _opened(
+def opened_engine(
     run: Run, recipe: Recipe, clients: Sequence[ClientId]
 ) -> Iterator[tuple[LocalEngine, Path]]:
     """An engine with the states of these clients, in a temporary folder."""
@@ -198,6 +196,23 @@ def _opened(
         with LocalEngine(host, folder, _workers(recipe, len(clients)), settings.devices) as engine:
             engine.restore({str(c): run.commit.clients[str(c)] for c in _with_state(run, clients)})
             yield engine, folder
+
+
+def at_clients(
+    run: Run, clients: Sequence[ClientId], plan: Callable[[Method], Plan], **sections: Any
+) -> Server:
+    """The server after a plan in which clients measure the committed model; none trains.
+
+    Args:
+        run: the run, whose folder stays as it is.
+        clients: whom the plan asks.
+        plan: the plan, given the method.
+        sections: of the recipe, in place of the run's own.
+    """
+    recipe = _recipe(run).changed(**sections)
+    with opened_engine(run, recipe, clients) as (engine, _):
+        driver = Driver(engine.runtime.method, engine, Ledger())
+        return driver.drive(plan(engine.runtime.method), run.server)
 
 
 def _recipe(run: Run, epochs: int | None = None) -> Recipe:

@@ -399,7 +399,7 @@ def _federated(
         raise ConfigError(
             f"{path} is a run of a federation, whose images stay at the sites, so on={theirs[0]} "
             "cannot be evaluated: name a data set that is here, e.g. on=digits, or on=folder "
-            "on.folder.path=FOLDER"
+            f"on.folder.path=FOLDER; harmonium server eval {path} asks the sites for counts"
         )
     method = method_of(recipe)
     side, channels = recipe.data.size or method.world.side, method.world.channels

@@ -96,7 +96,7 @@ class OwnTargets(Method):
         answer = {"model": sent, "loss": done.loss}
         answer, client.state, norms = to_host([answer, client.state, changes(start, sent)])
         client.state |= {"divergence": mean(norms), "round": client.round}
-        return answer
+        return dict(answer)
 
     def sync(self, client: Client, model: Weights) -> Weights:
         """The model to start from, given the average and what the client kept."""
@@ -167,4 +167,4 @@ def changes(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Tensor
 
 def mean(norms: Tensor) -> float:
     """The mean of some norms on the CPU; 0 of none."""
-    return sum(norms.tolist()) / max(1, len(norms))
+    return float(sum(norms.tolist()) / max(1, len(norms)))

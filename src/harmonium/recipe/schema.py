@@ -35,7 +35,7 @@ from harmonium.data.splits.iid import IID
 from harmonium.engines.settings import EngineSettings
 from harmonium.evaluation.evaluator import Evaluation
 from harmonium.evaluation.stopping import Stop
-from harmonium.federation import dpsgd, whitening
+from harmonium.federation import dpsgd, site_evaluation, whitening
 from harmonium.federation.aggregation import Aggregation, Mean, aggregations
 from harmonium.federation.contract import check_class
 from harmonium.federation.filters.rounding import Transport
@@ -44,6 +44,7 @@ from harmonium.federation.label_free_score import Appraisal
 from harmonium.federation.method import Method
 from harmonium.federation.sampling import Participation
 from harmonium.federation.server_optimisers import Average, ServerOptimiser, optimisers
+from harmonium.federation.site_evaluation import SiteEvaluation
 from harmonium.federation.spending import check_budget, check_noise
 from harmonium.learning.contract import called
 from harmonium.learning.encoders import Encoder, encoders
@@ -82,6 +83,13 @@ ADDED: Mapping[str, Mapping[str, Any]] = {
     "data": _ADDED_TO_DATA,
     "public": _ADDED_TO_DATA,
     "stop": plain(Stop()),
+    "evaluate": {
+        "sites": None,
+        "sites_held_out": 0.3,
+        "sites_least": 10,
+        "sites_bins": 32,
+        "sites_classes": [],
+    },
 }
 
 
@@ -309,6 +317,7 @@ class Recipe(BaseModel):
             raise ConfigError(f"evaluate.objective=true cannot be measured: {reason}")
         if method.whitening and (reason := whitening.obstacle(method)):
             raise ConfigError(Key("evaluate.whiten"), f" cannot be fitted: {reason}")
+        site_evaluation.check(method)
 
     def _check_privacy(self, method: Method) -> None:
         """Refuse privacy settings that the method's messages do not support."""
@@ -364,6 +373,20 @@ class Recipe(BaseModel):
         if self.evaluate.objective is False:
             return None
         return GlobalObjective(by_client=self.privacy.masks is None)
+
+    def _site_evaluation(self, classes: int) -> SiteEvaluation | None:
+        """How clients evaluate the encoder on their own labelled images, if they are asked to."""
+        asked = self.evaluate
+        if asked.sites is None:
+            return None
+        return SiteEvaluation(
+            asked.sites,
+            asked.sites_held_out,
+            asked.sites_least,
+            asked.sites_bins,
+            len(asked.sites_classes) or classes,
+            by_site=self.privacy.masks is None,
+        )
 
     def scaled_local(self) -> Local:
         """Local training, with epochs scaled to the number of clients by Orchestra's rule."""
@@ -459,6 +482,12 @@ class Recipe(BaseModel):
 
     def build_method(self, dataset: Dataset) -> Method:
         """The method, with the settings of all other sections."""
+        named = self.evaluate.sites_classes
+        if named and named != dataset.classes:
+            raise ConfigError(
+                "evaluate.sites_classes is for a federation of real sites: leave it out, because "
+                f"the images of {dataset.name} have classes of their own"
+            )
         return self.method_for(dataset.train.shape, len(dataset.classes), start=self.init)
 
     def known_method(self) -> Method:
@@ -523,6 +552,7 @@ class Recipe(BaseModel):
             initial=start if start is not None and start.file is not None else None,
             global_objective=self._global_objective(),
             whitening=bool(self.evaluate.whiten),
+            site_evaluation=self._site_evaluation(classes),
             **self.method.options,
         )
         self.objective.check_views(views)  # a method that needs another objective says so first

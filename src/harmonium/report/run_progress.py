@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 MOST_NAMES = 5  # missing clients that a round's line names
 LATER = (
     "objective",
+    "sites",
     "clients",
     "score",
     "shortened",
@@ -253,6 +254,8 @@ def figures_of(row: Mapping[str, Any]) -> dict[str, str]:
         words["knn"] = f"validation kNN {100 * row['knn']:.1f} %"
     if (overall := row.get("global_objective", {}).get("value")) is not None:
         words["objective"] = f"global objective {overall:.3f}"
+    if (counts := row.get("sites", {}).get("all")) is not None:
+        words["sites"] = f"balanced at the sites {100 * counts['balanced']:.1f} %"
     words["clients"] = counted(row["answered"], "client")
     if row["missing"]:
         words["clients"] += f", {row['missing']} missing"

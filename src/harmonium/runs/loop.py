@@ -24,16 +24,17 @@ from harmonium.evaluation.evaluator import Evaluator, average, figures_of
 from harmonium.evaluation.references import GIVEN, references, validation_levels
 from harmonium.evaluation.verdict import changes, reasons, verdict
 from harmonium.evaluation.whitening import Whitening
-from harmonium.federation import global_objective
+from harmonium.federation import global_objective, site_evaluation
 from harmonium.federation.batch_norm import measure
 from harmonium.federation.method import Method, Server
+from harmonium.federation.site_evaluation import named, without_sites
 from harmonium.federation.whitening import whitening_of
 from harmonium.recipe.schema import Recipe
 from harmonium.report import results
 from harmonium.report.figure import plots_wanted
 from harmonium.runs.export import save_encoder
 from harmonium.runs.extend import history_lines
-from harmonium.runs.open_run import check_recipe, read_about
+from harmonium.runs.open_run import check_recipe, client_names, read_about
 from harmonium.runs.rounds import Rounds, RunEngine, RunInputs
 from harmonium.storage.run_folder import ENCODER, RESULT, RunFolder
 
@@ -61,6 +62,9 @@ class Result:
     """With `evaluate.whiten`: `figures` of whitened features, and what `changes` by probe."""
     levels: Mapping[str, float] = field(default_factory=dict, repr=False)
     """The validation kNN of the same references, to compare with that of rounds in `metrics`."""
+    sites: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """With `evaluate.sites`: figures from counts that clients sent, `by_site` (the worst first), of
+    `all` counts together, and their `mean` over clients."""
 
     @property
     def verdict(self) -> str:
@@ -217,11 +221,16 @@ class RunLoop:
             with work("test figures"):
                 figures = self._test(evaluator, encoders, inputs, whitening)
             self._levels = figures.get("levels", {})
+        if sites := site_evaluation.report(server.memory):
+            data_classes = inputs.dataset.classes if inputs.dataset else ()
+            classes = self.recipe.evaluate.sites_classes or data_classes
+            figures[site_evaluation.FIGURES] = named(sites, client_names(self.path), classes)
         digests: dict[str, str] = {}
         if not inputs.method.has_own_encoders:
             digests[ENCODER] = self._save_encoder(inputs, server, whitening)
         metrics = self.folder.read_log("metrics.jsonl")
-        report = {"round": server.round, **figures, "metrics": metrics}
+        report = {"round": server.round, **without_sites(figures)}
+        report["metrics"] = [without_sites(row) for row in metrics]
         engine.finish(server.model, server.memory.get("statistics", {}), report)
         if plots_wanted():
             with work("drawing run.png"):
@@ -319,6 +328,7 @@ class RunLoop:
             stored.get("verdict", {}),
             stored.get("whitened", {}),
             stored.get("levels", {}),
+            stored.get(site_evaluation.FIGURES, {}),
         )
         self.watcher.end(result)
         return result

@@ -13,11 +13,12 @@ from typing import Any
 
 from harmonium.core import devices, files
 from harmonium.core.errors import ConfigError, DataError, HarmoniumError, StoreError
+from harmonium.core.types import ClientId
 from harmonium.data.datasets import read_alike
-from harmonium.data.images import Dataset
+from harmonium.data.images import GROUP, Dataset
 from harmonium.data.partition import Split
 from harmonium.data.shift import with_split_angles
-from harmonium.engines.runtime import ClientRuntime
+from harmonium.engines.runtime import ClientRuntime, Labels
 from harmonium.recipe.initial_weights import COPY
 from harmonium.recipe.presets import read_yaml
 from harmonium.recipe.schema import Recipe
@@ -115,6 +116,9 @@ def make_runtime(
     if method.initial is not None:
         _ = method.blueprint  # refuse changed weights before any task
     images, shared = with_split_angles(dataset, split).train, public.train if public else None
+    labels = None
+    if method.site_evaluation is not None:  # those that clients may see
+        labels = Labels(split.seen(images).labels, images.factors.get(GROUP))
     if method.reads_labels:
         images, shared = split.seen(images), shared and shared.relabelled(shared.labels)
     else:
@@ -128,6 +132,7 @@ def make_runtime(
         noise=recipe.privacy.noise,
         public=shared,
         masks=recipe.privacy.masks,
+        labels=labels,
     )
 
 
@@ -197,6 +202,14 @@ def read_about(folder: Path) -> dict[str, Any]:
         keys = ("recipe", "data", "public", "split", "cache", "notes", "batch_norm")
         more = {"federation": about.get("federation"), "history": about.get("history", [])}
         return {key: about[key] for key in keys} | more
+
+
+def client_names(folder: Path) -> dict[ClientId, str]:
+    """The names of a run's clients, where its data or its federation give them any."""
+    about = RunFolder(folder).about()
+    if federation := about.get("federation"):
+        return {int(one["client"]): str(one["name"]) for one in federation["roll"]}
+    return dict(enumerate(map(str, about.get("clients", ()))))
 
 
 def public_notes(recipe: Recipe, public: Dataset | None) -> list[str]:

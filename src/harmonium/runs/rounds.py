@@ -277,7 +277,11 @@ class Rounds:
         method = self.method
         by_clients = method.measured or method.appraisal or method.measures_objective
         return self.recipe.evaluate.due(number, last) and bool(
-            self.evaluator or by_clients or method.whitening or number == last
+            self.evaluator
+            or by_clients
+            or method.whitening
+            or method.site_evaluation
+            or number == last
         )
 
     def _validate(self, server: Server) -> tuple[Server, dict[str, Any]]:

@@ -32,9 +32,9 @@ from harmonium.core.paths import make_folder
 from harmonium.core.settings import choose
 from harmonium.core.types import ClientId
 from harmonium.data.datasets import DataSpec, datasets, read_alike
-from harmonium.data.images import UNKNOWN, Dataset, Images
+from harmonium.data.images import GROUP, UNKNOWN, Dataset, Images
 from harmonium.engines.remote import NEEDS_FLOWER
-from harmonium.engines.runtime import ClientRuntime
+from harmonium.engines.runtime import ClientRuntime, Labels
 from harmonium.federation.method import Server
 from harmonium.federation.spending import paid_here, records
 from harmonium.privacy.budget import epsilon
@@ -134,9 +134,12 @@ class SiteImages:
 
     def _loaded(self, spec: DataSpec) -> tuple[Dataset, Images]:
         dataset = spec.load()
+        return dataset, self.own(dataset.train)
+
+    def own(self, images: Images) -> Images:
+        """Those of a part's images that are this site's."""
         first, step = self.part
-        chosen = dataset.train
-        return dataset, chosen.subset(np.arange(len(chosen))[first::step]) if step > 1 else chosen
+        return images.subset(np.arange(len(images))[first::step]) if step > 1 else images
 
 
 def _parse_part(text: str) -> tuple[int, int]:
@@ -162,6 +165,9 @@ def open_runtime(
     dataset, images = site_images.load_for(plan.data)
     for text in dataset.notes:
         note(about_images(text))
+    labels = None
+    if method.site_evaluation is not None:
+        labels = _labels_to_evaluate(site_images, dataset, images, plan, note)
     if method.reads_labels:
         images = images.relabelled(_labels_by_plan(images, dataset, classes_of(plan)))
     else:
@@ -176,8 +182,34 @@ def open_runtime(
         public=public.train.without_labels() if public else None,
         masks=plan.privacy.masks,
         device=device,
+        labels=labels,
         key=key,
     )
+
+
+def _labels_to_evaluate(
+    site_images: SiteImages,
+    dataset: Dataset,
+    images: Images,
+    plan: Recipe,
+    note: Callable[[str], None],
+) -> Labels | None:
+    """The site's labels by the plan's classes, for exchanges that evaluate; none if it has none.
+
+    Images of other classes count as unlabelled. The site's own test part, if it has one, is for
+    testing only.
+    """
+    classes, test = plan.evaluate.sites_classes, site_images.own(dataset.test)
+    others = [name for name in dataset.classes if name not in classes]
+    if others:
+        note(f"images of {', '.join(others)} do not count: the plan has {', '.join(classes)}")
+    numbers = [classes.index(one) if one in classes else UNKNOWN for one in dataset.classes]
+    by_plan = np.array([*numbers, UNKNOWN])  # a label of -1 (unknown) takes the last number
+    known, known_test = by_plan[images.labels], by_plan[test.labels]
+    if not (known != UNKNOWN).any():
+        return None
+    tested = test.relabelled(known_test) if (known_test != UNKNOWN).any() else None
+    return Labels(known, images.factors.get(GROUP), tested)
 
 
 def _labels_by_plan(images: Images, dataset: Dataset, classes: Sequence[str]) -> np.ndarray:

@@ -59,8 +59,12 @@ def planned(recipe: Recipe, clients: int) -> tuple[Recipe, Dataset | None]:
                 "resize theirs, e.g. data.size=64"
             )
         fixed["data"] = {**plain(recipe.data), "size": height, "channels": channels}
+    evaluate = plain(recipe.evaluate)
     if recipe.evaluate.objective is None:  # sites send it only if the recipe asks for it explicitly
-        fixed["evaluate"] = {**plain(recipe.evaluate), "objective": False}
+        evaluate["objective"] = False
+    if recipe.evaluate.sites is not None:
+        evaluate["sites_classes"] = _agreed_classes(recipe, dataset)
+    fixed["evaluate"] = evaluate
     plan = recipe.changed(**fixed)
     if plan.clients != clients:
         raise ConfigError(
@@ -79,6 +83,18 @@ def planned(recipe: Recipe, clients: int) -> tuple[Recipe, Dataset | None]:
             "data=sites data.classes=[one,other]"
         )
     return plan, dataset
+
+
+def _agreed_classes(recipe: Recipe, dataset: Dataset | None) -> tuple[str, ...]:
+    """The names and the order of the classes that sites count by."""
+    named = recipe.evaluate.sites_classes or classes_of(recipe)
+    classes = named or (() if dataset is None else dataset.classes)
+    if len(classes) < 2:
+        raise ConfigError(
+            f"evaluate.sites={recipe.evaluate.sites} counts by class, so all sites must use the "
+            "same names: set evaluate.sites_classes=[one,other]"
+        )
+    return classes
 
 
 def _kept_at_sites(method: Method) -> str:

@@ -23,7 +23,7 @@ from harmonium.core.types import Kind
 from harmonium.data.augment.pipeline import View
 from harmonium.data.datasets import datasets
 from harmonium.data.sets.styles import is_archive
-from harmonium.federation.wire import MEASURING, STEPS, Exchange
+from harmonium.federation.wire import LABELLED, MEASURING, STEPS, Exchange
 from harmonium.methods import methods
 from harmonium.privacy.budget import epsilon
 from harmonium.recipe.presets import read_yaml
@@ -87,6 +87,10 @@ delta: 0.00001
 simulated_noise: false
 # true: methods that read labels may run here.
 labels: false
+# true: counts of right and wrong answers on this site's own labelled images may leave, for plans
+# with evaluate.sites, of classes with at least so many images. Otherwise such asks are declined.
+evaluation: false
+evaluation_least: 10
 # Code of your own that a plan may name, e.g. [mypackage.mymethod:MyMethod].
 own_code: []
 # Data sets that a plan may read here as public images, e.g. [digits].
@@ -129,6 +133,8 @@ class Policy:
     delta: float = 1e-5  # at which epsilon is counted; at most 1 / number of images
     simulated_noise: bool = False  # noise that follows from the run's seed is enough
     labels: bool = False  # methods that read labels may run
+    evaluation: bool = False  # counts of answers on this site's labelled images may leave
+    evaluation_least: int = 10  # fewest images of a class in such counts
     own_code: tuple[str, ...] = ()  # `module:Class` names that a plan may use
     public: tuple[str, ...] = ()  # data sets that a plan may read here as public images
     plans: tuple[str, ...] | None = None  # digests of the only plans accepted; none: any
@@ -145,6 +151,7 @@ class Policy:
                 name, getattr(self, name) is None or getattr(self, name) >= 1, "at least 1, or none"
             )
         self._require("pictures", self.pictures >= 1, "at least 1")
+        self._require("evaluation_least", self.evaluation_least >= 1, "at least 1")
         self._require("batch", self.batch >= 2, "at least 2")
         self._require("steps", self.steps >= 1, "at least 1")
         self._require("lr", self.lr is None or self.lr > 0, "above 0, or none")
@@ -275,10 +282,41 @@ class Policy:
         self._check_start(recipe)
         if self.secure_aggregation and not getattr(recipe.privacy, "secure_aggregation", False):
             _refuse("lets the server see single answers", "`secure_aggregation` is true")
-        exchanges = method.exchanges()
+        exchanges = self._possible(recipe, method)
         self._check_exchanges(exchanges, images)
         if any(field.guarded for one in exchanges.values() for field in one.up.values()):
             self._check_guard(recipe.privacy.noise, images)
+
+    def _possible(self, recipe: Recipe, method: Method) -> dict[str, Exchange]:
+        """The exchanges of a plan that this site may answer.
+
+        Those that evaluate on its labels are declined one by one where they are not allowed, so
+        that the site can take part in the training all the same.
+        """
+        declined = LABELLED if self.evaluation_refusal(recipe) else ()
+        return {name: one for name, one in method.exchanges().items() if name not in declined}
+
+    def evaluation_refusal(self, recipe: Recipe) -> str:
+        """Why counts on this site's labelled images may not leave under a plan; empty if they may.
+
+        A plan that does not ask for them is never refused.
+        """
+        start = "the site's policy refuses this: the plan "
+        if recipe.evaluate.sites is None:
+            return ""
+        if not self.evaluation:
+            return f"{start}evaluates on its labelled images, but `evaluation` is false"
+        if recipe.evaluate.sites_least < self.evaluation_least:
+            return (
+                f"{start}has evaluate.sites_least={recipe.evaluate.sites_least}, but "
+                f"`evaluation_least` is {self.evaluation_least}"
+            )
+        return ""
+
+    def check_evaluation(self, recipe: Recipe, step: str) -> None:
+        """Refuse an ask for counts on labelled images that the policy does not allow."""
+        if step in LABELLED and (why := self.evaluation_refusal(recipe)):
+            raise PolicyRefusal(why)
 
     def _check_participation(self, recipe: Recipe) -> None:
         """Refuse rounds with only some of the sites, unless a first model may come late."""
@@ -314,7 +352,7 @@ class Policy:
             for limit in ("epochs", "lr"):
                 if isinstance(value, int | float) and key.endswith(limit):
                     self._at_most(limit, f"method.{key}", value)
-        passes = {step: method.passes_of(step) for step in method.exchanges()}
+        passes = {step: method.passes_of(step) for step in self._possible(recipe, method)}
         total = sum(passes.values())
         if self.epochs is not None and not total <= self.epochs:
             parts = " and ".join(f"{count:g} by {step}" for step, count in passes.items() if count)

@@ -99,7 +99,7 @@ def start(
     listening: ListenSettings | None = None,
 ) -> Result:
     """Run a recipe with the sites of a federation; continue the run if `out` already holds it."""
-    federation = _read(folder)
+    federation = read_federation(folder)
     plan, dataset = planned(recipe, len(federation.sites))
     path = out if out is not None else new_folder(plan)
     with owner_only(), locked(path):
@@ -119,7 +119,7 @@ def resume(
     refuses it is left out of the rounds, by name.
     """
     plan = changed_recipe(path, changes, further=True)
-    federation = _read(folder_of(path))
+    federation = read_federation(folder_of(path))
     plan, dataset = planned(plan, plan.clients)
     with owner_only(), locked(path):
         restrict_to_owner(path)
@@ -136,7 +136,8 @@ def folder_of(path: Path) -> Path:
     return Path(about["folder"])
 
 
-def _read(folder: Path) -> Federation:
+def read_federation(folder: Path) -> Federation:
+    """A federation that has sites."""
     federation = Federation.read(folder)
     if not federation.sites:
         raise ConfigError(f"{folder} has no sites: add them with harmonium server add NAME")
@@ -153,38 +154,66 @@ def _serve(
     listening: ListenSettings | None,
 ) -> Result:
     _ = plan.engine.devices  # a device that is not here is refused before any site is asked
-    settings = SiteSettings.read(federation.folder, limited=False)
     reporter = ServerActivity(federation.folder, (site.name for site in federation.sites))
-    ends = {"authority": federation.authority, "server": federation.certificate}
-
-    def text() -> str:
-        facts = reporter.activity.snapshot() | {"certificates": expiries(ends)}
-        return rendered(of_server(with_disk(facts, path)))
-
     with called([watcher or Callback(), reporter]) as every:
         loop = RunLoop(path, plan, every)
         if resumed and loop.is_complete():
             return loop.result()
         about = {"folder": str(path.absolute()), "rounds": plan.rounds, "complete": False}
         reporter.about_run(**about, method=plan.method.name, plan=plan.digest)
-        listens = listening or ListenSettings()
-        with (
-            single_instance(federation.folder, SERVING, f"server of {federation.folder}"),
-            served(settings.metrics, text),
-            reporter.activity.running(),
-        ):
-            return _run(loop, dataset, federation, resumed, listens, reporter)
+        with connected(loop, dataset, federation, resumed, listening, reporter) as both:
+            session, engine = both
+            session.admit_newcomers(engine)
+            return loop.run(session.inputs(), engine, simulate=False)
 
 
-def _run(
+@contextmanager
+def connected(
+    loop: RunLoop,
+    dataset: Dataset | None,
+    federation: Federation,
+    resumed: bool,
+    listening: ListenSettings | None,
+    reporter: ServerActivity,
+) -> Iterator[tuple[Session, RemoteEngine]]:
+    """Listen for the sites of a run, and register those of a new one.
+
+    Args:
+        loop: the run.
+        dataset: the images that the server evaluates with, if any.
+        federation: whose sites they are.
+        resumed: whether the run has begun before, with the sites that its folder names.
+        listening: where; none: everywhere, at the federation's port.
+        reporter: told what happens, for the status and the metrics.
+    """
+    settings = SiteSettings.read(federation.folder, limited=False)
+    ends = {"authority": federation.authority, "server": federation.certificate}
+    listens = listening or ListenSettings()
+
+    def text() -> str:
+        facts = reporter.activity.snapshot() | {"certificates": expiries(ends)}
+        return rendered(of_server(with_disk(facts, loop.path)))
+
+    with (
+        single_instance(federation.folder, SERVING, f"server of {federation.folder}"),
+        served(settings.metrics, text),
+        reporter.activity.running(),
+        _listening(loop, dataset, federation, resumed, listens, reporter) as both,
+        devices.use_device(loop.recipe.engine.devices[0]),
+    ):
+        yield both
+
+
+@contextmanager
+def _listening(
     loop: RunLoop,
     dataset: Dataset | None,
     federation: Federation,
     resumed: bool,
     listening: ListenSettings,
     reporter: ServerActivity,
-) -> Result:
-    """Listen for the sites, register those of a new run, and run the remaining rounds."""
+) -> Iterator[tuple[Session, RemoteEngine]]:
+    """The session and the engine, while the server can be reached."""
     try:
         from harmonium.engines.flower.link import Link
         from harmonium.engines.flower.messenger import FlowerMessenger
@@ -199,7 +228,7 @@ def _run(
     participants = (
         _Participants.read(loop.path, federation) if resumed else _Participants.new(federation)
     )
-    session = _Session(loop, method, federation, participants, dataset, public, reporter)
+    session = Session(loop, method, federation, participants, dataset, public, reporter)
     for text in federation.notes:
         note(text)
     note(f"run {participants.run[:8]}, plan {loop.recipe.digest}")
@@ -222,13 +251,11 @@ def _run(
         if warning := _dominance_warning(loop.recipe, participants.joined):
             note(warning)
         engine.set_members(one.client for one in participants.joined)
-        session.admit_newcomers(engine)
-        with devices.use_device(loop.recipe.engine.devices[0]):
-            return loop.run(session.inputs(), engine, simulate=False)
+        yield session, engine
 
 
 @dataclass
-class _Session:
+class Session:
     """A run while its server is up: the sites, and those of them that take part."""
 
     loop: RunLoop

@@ -224,6 +224,7 @@ class Site:
             return stored, {"outcome": "stored answer sent again", "up": up}
         task = self._task(header, bodies, plan.runtime)
         if policy is not None and header["step"] not in STEPS:
+            policy.check_evaluation(plan.recipe, header["step"])
             self._apply_limits(header, policy, reading)
             if declared is not None:
                 self._check_received(header, plan, declared, bodies[1], task)

@@ -327,6 +327,7 @@ def reference(recipe: Recipe, method: str, **changes: Any) -> Recipe:
         evaluate["objective"] = None
     if method == "alone":  # each client has its own encoder, so there are no moments to sum
         evaluate["whiten"] = False
+    evaluate["sites"] = None  # no table of references shows it
     bare = {"server": "average", "privacy": {}, "transport": {}, "local": local}
     bare["evaluate"] = evaluate
     return recipe.changed(method=method, **bare, **changes)
