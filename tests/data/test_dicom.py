@@ -368,8 +368,13 @@ def test_nothing_of_a_patient_is_said_or_kept(tmp_path, home, caplog, capfd, rec
     # Values that pydicom complains about, quoting them, in what is read and in what is not.
     bad = (root / "0.dcm").read_bytes()
     (root / "bad.dcm").write_bytes(bad.replace(b"MONOCHROME2", NUMBER.encode()))
+    ct(root / "odd.dcm", NumberOfFrames="00000000001")
+    odd = (root / "odd.dcm").read_bytes()
+    assert b"00000000001" in odd
+    (root / "odd.dcm").write_bytes(odd.replace(b"00000000001", NUMBER.encode()))
     with caplog.at_level(logging.DEBUG), pytest.raises(DataError) as refused:
-        scan_of(root, group="patient")
+        scan_of(root, group="patient", size=8)
+    assert "odd.dcm (a damaged DICOM file" in str(refused.value)
     data = {"name": "folder", "path": str(root), "channels": 1, "corrupt": "skip"}
     data |= {"group": "patient", "validation": 0.25, "test": 0.25}
     small = {"encoder.width": 4, "rounds": 1, "clients": 2, "engine.workers": 0}

@@ -81,6 +81,9 @@ def test_the_column_may_have_another_name_and_its_values_are_kept_nowhere(tmp_pa
     assert disjoint(parts_of(data).values()) and "patient" not in data.names
     kept = [file.read_bytes() for file in (home / "cache").rglob("*") if file.is_file()]
     assert kept and not any(b"patient-1" in content for content in kept)
+    archive(tmp_path / "c.npz", group=np.arange(120) % 30 * 1000 + 7771)
+    numbers = Npz(path=str(tmp_path / "c.npz"), test=0, validation=0).load().train.factors["group"]
+    assert sorted(set(numbers.tolist())) == list(range(30))
 
 
 def test_groups_too_large_for_a_share_are_an_error_with_a_share_that_works(tmp_path):

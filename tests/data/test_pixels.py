@@ -11,6 +11,7 @@ from PIL import Image
 import harmonium
 from harmonium.core.errors import ConfigError, DataError
 from harmonium.data.augment.operations import luma
+from harmonium.data.augment.randaugment import colour
 from harmonium.data.augment.sobel import sobel
 from harmonium.data.augment.views import preset
 from harmonium.data.decoding import pool
@@ -186,6 +187,8 @@ def test_views_change_brightness_and_contrast_of_all_channels(mode, channels):
     assert torch.allclose(coloured(pixels, rng)[0], pixels.permute(0, 3, 1, 2) / 255, atol=1e-6)
     everything = preset("simclr", mode=mode, randaugment=2, blur=0.5, solarise=0.5, rotate=20.0)
     assert torch.isfinite(everything(pixels, rng)[0]).all()
+    planes = pixels.permute(3, 0, 1, 2).float()
+    assert torch.equal(colour(planes, 1.0, torch.ones(64)), planes)
     three = preset("simclr", mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.2)).plain(pixels)
     assert torch.allclose(three, (pixels.permute(0, 3, 1, 2) / 255 - 0.5) / 0.2, atol=1e-5)
 

@@ -134,6 +134,21 @@ def test_without_a_bound_it_is_the_median_length() -> None:
     assert even.tolist() == pytest.approx([(1 + 2 + 2 + 2) / 4, 0.0])
 
 
+def test_the_median_length_may_count_clients_by_their_images() -> None:
+    """A large site takes more steps than two small ones, whose median would all but stop it."""
+    uploads, sent = [upload([w, 0.0]) for w in (0.1, 0.2, 10.0)], {"w": torch.zeros(2)}
+    sizes = [10, 12, 1000]
+    alike = fold(NormBound(), uploads, reference=sent, examples=sizes)["w"]
+    weighted = fold(NormBound(weighted=True), uploads, reference=sent, examples=sizes)["w"]
+    plain = fold(Mean(), uploads, reference=sent, examples=sizes)["w"]
+    assert alike[0] < 0.21 and torch.equal(weighted, plain)
+    even = [upload([w, 0.0]) for w in (1.0, 2.0, 3.0, 90.0)]
+    same = [
+        fold(rule, even, reference=sent)["w"] for rule in (NormBound(), NormBound(weighted=True))
+    ]
+    assert torch.equal(*same)
+
+
 def test_changes_against_the_median_change_are_left_out() -> None:
     """Two of five go backwards at full length: with `agreement` they neither pull nor weigh."""
     forwards = [upload([1.0, y], 2.0) for y in (-0.5, 0.0, 0.5)]

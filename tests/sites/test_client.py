@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from harmonium.core.errors import (
     ConfigError,
@@ -225,6 +226,30 @@ def test_the_digest_of_a_state_says_nothing_of_it(tmp_path: Path) -> None:
     (host.folder / told.file).unlink()
     with pytest.raises(StoreError, match="missing or damaged"):
         host.read_state(told)
+
+
+def test_a_site_reads_its_images_as_the_plan_says_and_as_it_says_where_the_plan_does_not(
+    tmp_path: Path,
+) -> None:
+    import harmonium
+
+    scans = np.arange(4096, dtype=np.uint16).reshape(4, 32, 32)
+    for number, scan in enumerate(scans):
+        Image.fromarray(scan[:, :16]).save(tmp_path / f"{number}.png")
+    words = [f"folder:{tmp_path}", ["data.depth=12"]]
+    plan = plan_of("data.window=[2048,1024]", "data.fit=pad", method="fedavg")
+    site = SiteImages.parse(*words)
+    host = open_runtime(site, plan, tmp_path / "kept", 0)
+    levels = sorted(host.images.pixels[..., 3, 0].mean(1))
+    assert levels[0] == 0 and levels[3] == 255 and (host.images.pixels[..., 0, :] == 0).all()
+    theirs = open_runtime(site, plan_of(method="fedavg"), tmp_path / "own", 0).images.pixels
+    own = sorted(theirs.mean((1, 2, 3)))  # by its own 12 bits
+    assert 0 < own[0] < 60 and 190 < own[3] < 255
+    model, no = host.method.blueprint.shared(), {"statistics": {}}
+    reading = site.for_plan(plan.data)
+    path = save_final_encoder(plan, host, tmp_path, {"model": model, **no}, {}, {}, reading)
+    about = harmonium.load_encoder(path).about
+    assert (about["window"], about["fit"], about["depth"]) == ([2048, 1024], "pad", 12)
 
 
 def test_the_encoder_that_is_taken_home_is_the_federations(tmp_path: Path) -> None:

@@ -117,8 +117,8 @@ def regrouped(
 ) -> list[Integers]:
     """Shares of whole groups, as like as possible to given shares of single images.
 
-    The largest group first, each goes to the client that most lacks images of its classes, of what
-    the given shares have. Every client has one group at least, and no image is left out.
+    The largest group first, each goes to the client with room that most lacks images of its classes,
+    of what the given shares have. Every client has one group at least, and no image is left out.
 
     Args:
         groups: of all images.
@@ -136,8 +136,10 @@ def regrouped(
     empty = len(indices)
     for place, group in enumerate(order):
         has = np.bincount(classes[members[group]], minlength=width)
-        # What fits first, then what is lacking in all: a group too large goes where most is.
-        fits = np.minimum(np.maximum(lacking, 0), has).sum(1) * len(labels) + lacking.sum(1)
+        # Of those with room the best fit; a group too large for all goes where most is lacking.
+        room = lacking.sum(1)
+        fits = np.minimum(np.maximum(lacking, 0), has).sum(1) * len(labels) + room
+        fits = np.where(room >= has.sum(), fits + len(labels) ** 2, room)
         if len(order) - place <= empty:  # each of the last groups goes to a client without any
             fits[[bool(own) for own in shares]] = np.iinfo(np.int64).min
         client = int(fits.argmax())

@@ -16,10 +16,9 @@ take the maximum, and other statistics of a method are combined as it declares.
   bounded by their own median, because statistics can be poisoned, too. A client with many more
   images than the median takes more steps, so that its change is shortened much; `weighted` takes
   the median over images, which is safe while malicious clients hold fewer than half of them. A
-  bounded change can still
-  point in the wrong direction in every round. With `agreement`, a client whose change of the
-  trained parameters has a smaller cosine with the coordinate-wise median of all changes is left out
-  of the round's mean.
+  bounded change can still point in the wrong direction in every round. With `agreement`, a client
+  whose change of the trained parameters has a smaller cosine with the coordinate-wise median of all
+  changes is left out of the round's mean.
 
 `median`, `trimmed` and a norm bound that is not given need all uploads of a round at once: memory
 grows with the number of clients. `mean` and a given norm bound need only one at a time.

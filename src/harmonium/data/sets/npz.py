@@ -154,7 +154,8 @@ class _Reader:
                 name: self._factor(key, texts.get(name)) for name, key in columns.factors.items()
             }
             if self.groups in factors:
-                factors[GROUP] = factors.pop(self.groups)
+                del factors[self.groups]
+                factors[GROUP] = self._group_numbers(parts)[part]
             for start in range(0, len(pixels), CHUNK):
                 rows = slice(start, start + CHUNK)
                 piece = {name: column[rows] for name, column in factors.items()}
@@ -177,6 +178,18 @@ class _Reader:
             return column.astype(np.int64)
         places = {"": UNKNOWN, **{name: place for place, name in enumerate(names)}}
         return np.array([places.get(str(value), UNKNOWN) for value in column], np.int64)
+
+    def _group_numbers(self, parts: Mapping[str, _Columns]) -> dict[str, Integers]:
+        """The group of each image by part, numbered from 0: its own name or number is not kept."""
+        named = {
+            part: c.factors[self.groups] for part, c in parts.items() if self.groups in c.factors
+        }
+        columns = {part: self.archive[key].reshape(-1).astype(str) for part, key in named.items()}
+        known = np.setdiff1d(np.concatenate(list(columns.values())), ["", str(UNKNOWN)])
+        return {
+            part: np.where(np.isin(column, known), np.searchsorted(known, column), UNKNOWN)
+            for part, column in columns.items()
+        }
 
     def _parts(self) -> dict[str, _Columns]:
         """The arrays of each part; raises DataError if there is no training part."""
