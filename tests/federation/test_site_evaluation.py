@@ -149,6 +149,7 @@ def test_the_terminal_shows_the_worst_site_first(
     total = next(line for line in lines if "all images" in line)
     assert f"{100 * figures['all']['balanced']:.1f}" in total and "±" in total
     assert any("3 of 3 sites" in line for line in lines)
+    assert "at the worst (client" in harmonium.resume(common).summary()
 
 
 def test_the_model_is_the_same_without_it(common: Path, tmp_path: Path) -> None:

@@ -406,7 +406,7 @@ def _parts(method: Method, client: Client) -> _Parts:
     how, labelled = method.site_evaluation, client.labelled
     assert how is not None
     if labelled is None:
-        raise Decline("it has no labels")
+        raise Decline("it has no labels of the plan's classes")
     labels = labelled.examples.host_labels().numpy()
     known = np.flatnonzero(labels >= 0)
     tested, rows, seen = labelled.examples, known[:0], 0

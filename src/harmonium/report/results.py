@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from harmonium.report import sites
 from harmonium.report.metric_names import heading
 from harmonium.report.tables import MISSING
 
@@ -129,6 +130,7 @@ def _remarks(result: Result) -> list[str]:
             if _is_number(overall, k)
         ]
         remarks = {f"global objective ({overall['objective']})": ", ".join(values), **remarks}
+    remarks |= {"at the sites": sites.sentence(result.sites)}
     lines = [f"{key}: {text}" for key, text in remarks.items() if text]
     lines += [f"probably {reason}" for reason in result.reasons]
     lines += [f"note: {note}" for note in result.notes]

@@ -46,6 +46,20 @@ def overall_rows(figures: Mapping[str, Any], column: str = "site") -> list[dict[
     return [{column: name, **_cells(figures[key])} for name, key in named.items() if key in figures]
 
 
+def sentence(figures: Mapping[str, Any]) -> str:
+    """Balanced accuracy over all images and at the worst site; empty without any.
+
+    >>> sentence({"all": {"balanced": 0.9}, "by_site": [{"client": 3, "balanced": 0.8}]})
+    'balanced accuracy 90.0 % over all held-out images, 80.0 % at the worst (client 3)'
+    """
+    if "all" not in figures:
+        return ""
+    text = f"balanced accuracy {100 * figures['all']['balanced']:.1f} % over all held-out images"
+    for worst in figures.get("by_site", ())[:1]:
+        text += f", {100 * worst['balanced']:.1f} % at the worst ({_name(worst)})"
+    return text
+
+
 def _cells(one: Mapping[str, Any]) -> dict[str, Any]:
     cells: dict[str, Any] = {"images": one.get("images")}
     cells |= {key: times(100, one[key]) for key in ("accuracy", "commonest", "balanced")}
