@@ -117,8 +117,9 @@ def regrouped(
 ) -> list[Integers]:
     """Shares of whole groups, as like as possible to given shares of single images.
 
-    The largest group first, each goes to the client with room that most lacks images of its classes,
-    of what the given shares have. Every client has one group at least, and no image is left out.
+    The largest group first, each goes to the client with room that most lacks images of its
+    classes, of what the given shares have. Every client has one group at least, and no image is
+    left out.
 
     Args:
         groups: of all images.
