@@ -148,6 +148,19 @@ def counted(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
+def shown(value: object) -> str:
+    """A value as written in a recipe.
+
+    >>> shown(None), shown(True), shown([1, "a"])
+    ('none', 'true', '[1,a]')
+    """
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(shown, value))}]"
+    return (
+        "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )
+
+
 LONGEST = 1000  # characters of a text from another process or machine
 
 

@@ -267,16 +267,3 @@ def _plainly(error: Any) -> str:
     if error["type"] == "literal_error":
         return f"should be one of {error['ctx']['expected']}"
     return _WORDS.get(error["type"], str(error["msg"]).lower())
-
-
-def shown(value: Any) -> str:
-    """A value as written in a recipe.
-
-    >>> shown(None), shown(True), shown([1, "a"])
-    ('none', 'true', '[1,a]')
-    """
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(shown, value))}]"
-    return (
-        "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )

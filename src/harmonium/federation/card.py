@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harmonium.core.errors import counted
-from harmonium.core.settings import shown
+from harmonium.core.errors import counted, shown
 from harmonium.federation import global_objective, site_evaluation, whitening
 from harmonium.federation.filters.rounding import size
 from harmonium.federation.method import Method

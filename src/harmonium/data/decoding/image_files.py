@@ -18,8 +18,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from harmonium.core.errors import ConfigError, DataError, Key, counted
-from harmonium.core.settings import shown
+from harmonium.core.errors import ConfigError, DataError, Key, counted, shown
 from harmonium.data.cache import Writer, digest_of, printable
 from harmonium.data.datasets import DataSpec, UnsplitSpec, changed
 from harmonium.data.decoding import dicom

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from harmonium.core.errors import ConfigError
-from harmonium.core.settings import plain, shown
+from harmonium.core.errors import ConfigError, shown
+from harmonium.core.settings import plain
 from harmonium.methods.centralised import Centralised
 from harmonium.recipe.schema import Recipe
 

@@ -10,7 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from harmonium.core.settings import plain, shown
+from harmonium.core.errors import shown
+from harmonium.core.settings import plain
 from harmonium.recipe.schema import Recipe
 from harmonium.studies.comparison.outcomes import Outcomes
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from harmonium.core.errors import ConfigError, counted, suggest
-from harmonium.core.settings import shown
+from harmonium.core.errors import ConfigError, counted, shown, suggest
 from harmonium.measures import Headline, measures
 from harmonium.measures.evaluation import measures_of
 from harmonium.recipe.presets import about, entry, read_yaml, studies
