@@ -93,7 +93,7 @@ class OwnTargets(Method):
             k: sent[k] for k in parameters if k.partition(".")[0] in remembered
         }
         # All that waits for a device comes home together.
-        answer = {"model": sent, "loss": done.loss}
+        answer: dict[str, Value] = {"model": sent, "loss": done.loss}
         answer, client.state, norms = to_host([answer, client.state, changes(start, sent)])
         client.state |= {"divergence": mean(norms), "round": client.round}
         return answer
@@ -167,4 +167,4 @@ def changes(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Tensor
 
 def mean(norms: Tensor) -> float:
     """The mean of some norms on the CPU; 0 of none."""
-    return sum(norms.tolist()) / max(1, len(norms))
+    return float(sum(norms.tolist()) / max(1, len(norms)))
