@@ -261,7 +261,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg, simclr": ("fedavg", {}),
     "fedavg, byol": ("fedavg", {"objective": "byol"}),
     "fedavg, simclr, ResNet-8 with BatchNorm": ("fedavg", {"encoder": BATCH_NORM}),
-    "fedsc, spectral loss in float64": ("fedsc", {"method": {"name": "fedsc", "passes": 1}}),
+    "fedsc, matrices in float64": ("fedsc", {"method": {"name": "fedsc", "passes": 1}}),
     "orchestra": ("orchestra", {}),
     "fsimclr, user verification": ("fsimclr", {}),
 }
@@ -532,7 +532,7 @@ READS = {
     "indices": "indices of the CPU",
     "driver": "by CUDA's own count",
 }
-MOST = 2  # numbers and copies of a task: whether its losses are finite, and its reply
+MOST = 2  # numbers and copies of a task: what it decides by, if anything, and its reply
 
 
 @contextmanager

@@ -202,9 +202,14 @@ class PersonalTraining:
             nn.utils.clip_grad_norm_(self._parameters, self.method.local.clip)
         self._optimiser.step()
         self.method.after_step(self.personal, self.context)
-        if self.method.adaptive and not self._alpha_updated:  # equation 10
+        if self.updates_alpha:  # equation 10
             self.alpha = min(max(self.alpha - self.lr * float(alpha_gradient), 0.0), 1.0)
             self._alpha_updated = True
+
+    @property
+    def updates_alpha(self) -> bool:
+        """Whether this step is the one of the round in which alpha takes its own."""
+        return self.method.adaptive and not self._alpha_updated
 
     def _backward_mixed_projections(self) -> Tensor | float:
         """Gradients by v of L at mixed projections; returns dL/dalpha.
@@ -224,7 +229,7 @@ class PersonalTraining:
         return 0.0 if alpha.grad is None else alpha.grad
 
     def _backward_mixed_weights(self) -> Tensor | float:
-        """Gradients by v of L at mixed weights; returns dL/dalpha.
+        """Gradients by v of L at mixed weights; returns dL/dalpha, 0 where alpha stays.
 
         The mixture is formed in v's own parameters, whose gradients are then those at the mixture,
         and v's values are put back afterwards.
@@ -244,7 +249,8 @@ class PersonalTraining:
         with torch.no_grad():
             for p, w, v, ema in parameters:
                 if p.grad is not None:
-                    products.append((p.grad * (v - w)).sum())  # <v - w, grad L(mixture)>
+                    if self.updates_alpha:
+                        products.append((p.grad * (v - w)).sum())  # <v - w, grad L(mixture)>
                     p.grad *= self.alpha  # chain rule: d(alpha v + (1 - alpha) w) / dv = alpha
                 # An EMA copy that the forward pass moved carries v along by the same difference;
                 # where it did not move, v comes back exactly.

@@ -93,7 +93,7 @@ class OwnTargets(Method):
             k: sent[k] for k in parameters if k.partition(".")[0] in remembered
         }
         # All that waits for a device comes home together.
-        answer = {"model": sent, "loss": done.loss}
+        answer: dict[str, Value] = {"model": sent, "loss": done.loss}
         answer, client.state, norms = to_host([answer, client.state, changes(start, sent)])
         client.state |= {"divergence": mean(norms), "round": client.round}
         return dict(answer)

@@ -42,8 +42,8 @@ def randaugment(pixels: Tensor, draws: draw.Floats, magnitude: int) -> Tensor:
     operations, strength = list(OPERATIONS.values()), magnitude / GREATEST
     for column in range(0, draws.shape[1], DRAWS):
         which = draw.whole_number(draws[:, column], len(operations))
-        either = np.where(draws[:, column + 1] < 0.5, -1, 1).astype(np.float32)
-        signs = to_device(torch.from_numpy(either), planes.device)
+        drawn = np.where(draws[:, column + 1] < 0.5, -1, 1).astype(np.float32)
+        signs = to_device(torch.from_numpy(drawn), planes.device)
         for number in np.unique(which).astype(int):
             chosen = to_device(torch.from_numpy(np.flatnonzero(which == number)), planes.device)
             changed = operations[number](planes.index_select(1, chosen), strength, signs[chosen])
