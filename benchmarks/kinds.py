@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,6 @@ from harmonium.data.inspection import Inspection, inspect
 COLUMNS = (
     *("set", "images", "kind", "grey", "background", "thick ink", "one hue", "mirror told"),
     *("turn told", "bare crops", "blur leaves", "near-duplicates", "changes to the preset"),
-    "seconds",
 )
 
 
@@ -40,14 +38,14 @@ def inspected(name: str, folder: Path) -> Inspection:
     return found
 
 
-def row(name: str, found: Inspection, seconds: float) -> dict[str, object]:
+def row(name: str, found: Inspection) -> dict[str, object]:
     """One line of the table."""
     m, alike = found.measures, found.duplicates
     changes = [setting for removal in found.removals for setting in removal.settings]
     values = (
         *(Path(name).stem, f"{found.images:,}", found.kind, m.grey, m.background, m.thick),
         *(m.one_hue, m.mirrored, m.turned, m.bare_crops[0.2], m.blurred),
-        *(f"{alike.images} in {alike.groups}", " ".join(changes) or "none", round(seconds)),
+        *(f"{alike.images} in {alike.groups}", " ".join(changes) or "none"),
     )
     return dict(zip(COLUMNS, values, strict=True))
 
@@ -64,9 +62,8 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in options.names:
-            began = time.perf_counter()
             try:
-                rows.append(row(name, inspected(name, Path(folder)), time.perf_counter() - began))
+                rows.append(row(name, inspected(name, Path(folder))))
             except HarmoniumError as error:
                 print(f"{name}: {error}")
     if options.json:

@@ -161,6 +161,8 @@ def test_a_table_with_columns_of_other_names(tmp_path: Path, home: Path) -> None
     found = inspect(table)
     assert (found.clients.column, found.clients.count, found.label) == ("Hospital", 2, "diagnosis")
     assert any("patient_id" in note for note in found.notes)
+    shown = json.dumps(found.plain()) + str(lines(found))
+    assert "p29" not in shown and '"p1"' not in shown  # names of patients are not repeated
     assert found.suggestion.channels == 1
     recipe = Recipe.of(*shlex.split(found.command)[2:])
     dataset = recipe.data.load()

@@ -308,12 +308,19 @@ def _reasons(
     yield "views", f"{recipe.views.name}, {without}"
 
 
+_WITHOUT = {
+    "alike": "clients look alike, so user verification would gain nothing",
+    "style": "clients differ in style, where user verification costs accuracy",
+    "unclear": "whether clients differ in content is unclear, so no user verification",
+}
+
+
 def _why_method(facts: Facts, finding: Finding | None, method: choices.Rule) -> str:
     """What the diagnosis and the length of a pass say about user verification."""
     if finding is None:
-        return "clients are shares of one set, so telling them apart would teach nothing"
+        return "clients are shares of one set, so user verification would gain nothing"
     if facts.verdict != "content":
-        return finding.advice
+        return _WITHOUT[finding.verdict]
     passes = f"a pass has {facts.typical} images of at most {choices.STEPS * choices.BATCH}"
     if method.settings is choices.VERIFICATION:
         return f"clients differ in content, and {passes}: training is nearly synchronous"

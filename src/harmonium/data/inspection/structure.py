@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from harmonium.data.inspection.listing import LEVELS, Listing
@@ -68,7 +68,7 @@ class Column:
     known: int  # images with a value
     least: int  # images of the rarest value
     most: int  # images of the commonest
-    examples: tuple[str, ...]  # a few values
+    examples: tuple[str, ...]  # a few values of labels and clients; others may identify patients
     why: str = ""  # how its role was found
 
 
@@ -134,8 +134,13 @@ def of_archive(columns: Mapping[str, Sequence[str]]) -> Structure:
     if client == "client":
         del settings["split.column"]
     label = "label" if "label" in columns else None
+    used = (label, client)
     return Structure(
-        tuple(found), label=label, client=client, group=_best(found, "group"), settings=settings
+        tuple(one if one.name in used else replace(one, examples=()) for one in found),
+        label=label,
+        client=client,
+        group=_best(found, "group"),
+        settings=settings,
     )
 
 
@@ -145,10 +150,11 @@ def _role_in(chosen: Mapping[str, str], name: str) -> Role | None:
 
 
 def _as(column: Column, role: Role | None) -> Column:
+    """A column in the role that it was given; without one its values are not shown."""
     if role is None:
-        return column
+        return replace(column, examples=())
     why = column.why if column.role == role else f"given as the {role}"
-    return Column(**{**vars(column), "role": role, "why": why})
+    return replace(column, role=role, why=why)
 
 
 def _column(name: str, values: Sequence[str]) -> Column:
@@ -226,7 +232,7 @@ def of_folder(listing: Listing, forms: Sequence[Form | None]) -> Structure:
         settings, roles = {}, ["label", "group"]
     used = columns if nested else columns[:1]
     cast = zip(used, roles, (why, _why_second(shared)), strict=False)
-    said = [Column(**{**vars(one), "role": role, "why": reason}) for one, role, reason in cast]
+    said = [_cast(one, role, reason) for one, role, reason in cast]
     return Structure(
         tuple(said),
         label=label,
@@ -236,6 +242,11 @@ def of_folder(listing: Listing, forms: Sequence[Form | None]) -> Structure:
         settings=settings,
         notes=_folder_notes(is_site=is_site, nested=nested, shared=shared),
     )
+
+
+def _cast(column: Column, role: Role, why: str) -> Column:
+    """A column in a role; values of groups may identify patients, and are not shown."""
+    return replace(column, role=role, why=why, examples=() if role == "group" else column.examples)
 
 
 def _why_second(shared: bool) -> str:

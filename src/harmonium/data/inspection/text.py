@@ -62,10 +62,11 @@ def _structure_lines(one: Inspection) -> list[tuple[str, str]]:
     for column in one.columns:
         least, most = f"{column.least:,}", f"{column.most:,}"
         counts = f"{least if least == most else f'{least} to {most}'} images each"
-        some = ", ".join(column.examples[:4]) + (", …" if column.values > 4 else "")
+        some = ", ".join(column.examples[:4])
+        some += ", …" if column.examples and column.values > 4 else ""
         use = "not used" if column.role in ("unknown", "number") else column.role
         why = f", {column.why}" if column.why and not one.folders else ""
-        values = f"{counted(column.values, 'value')} ({some}), {counts}"
+        values = f"{counted(column.values, 'value')}{some and f' ({some})'}, {counts}"
         lines.append(("column", f"{column.name}: {values}; {use}{why}"))
     clients, sizes = one.clients, one.clients.sizes or {}
     named = ", ".join(f"{name} {count:,}" for name, count in list(sizes.items())[:SHOWN])
