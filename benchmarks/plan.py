@@ -4,8 +4,8 @@
 
 Plans a run, performs it as a process of its own, and compares: seconds of a round and in all, the
 largest memory of all processes (as `memory.py` measures it), bytes in the run's ledger, and the
-size of its folder. Then it does both again in one process each and counts seconds of CPU time, which
-depend less on what else the machine does. About three minutes in all on a quiet machine.
+size of its folder. Then it does both again in one process each and counts seconds of CPU time,
+which depend less on what else the machine does. About three minutes in all on a quiet machine.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from memory import peak
-from stored import write_page
-
 import harmonium
 from harmonium.report.tables import markdown
+from memory import peak
+from stored import write_page
 
 COMMON = "data=digits data.limit=600 views=digits rounds=6 evaluate.every=6"
 RUNS = {
@@ -42,10 +41,10 @@ PAGE = """# What a plan says, and what runs take
 digits, each as a process of its own with as many workers as cores. Bytes must be equal, because
 they follow from what methods declare. The other figures may differ by the share of the last column;
 the comparison says MISSED where they differ by more. Seconds depend on what else the machine does:
-its {cores} cores had a load average of {before} before and {after} after. Where that is more than half
-of the cores, wall times are not judged, for a plan is of a machine with nothing else to do. CPU
-seconds are of one process (`engine.workers=0`). The seconds of a run in all include the start of
-its processes and its plot, which a plan leaves out.
+its {cores} cores had a load average of {before} before and {after} after. Where that is more than
+half of the cores, wall times are not judged, for a plan is of a machine with nothing else to do.
+CPU seconds are of one process (`engine.workers=0`). The seconds of a run in all include the start
+of its processes and its plot, which a plan leaves out.
 
 {table}
 
