@@ -136,6 +136,7 @@ def test_epsilon_is_that_of_the_report(home: Path, tmp_path: Path) -> None:
     report = harmonium.privacy.report(folder.folder)
     assert found.privacy is not None and found.privacy.clients == 3
     assert found.privacy.worst == pytest.approx(report.clients[0].epsilon)
+    assert found.privacy.neighbours == report.neighbours == "client"
 
 
 def test_a_budget_that_ends_early_is_a_warning_and_one_for_no_round_a_stop(home: Path) -> None:

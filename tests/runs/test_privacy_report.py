@@ -17,7 +17,7 @@ from harmonium.core.errors import ConfigError, StoreError
 from harmonium.federation.spending import in_words
 from harmonium.privacy.budget import epsilon, epsilon_rdp
 from harmonium.recipe.schema import Recipe
-from harmonium.runs.privacy_report import Report, _delta, plot, report, summary
+from harmonium.runs.privacy_report import Report, reported_delta, plot, report, summary
 from harmonium.storage.run_folder import ASKED, RunFolder
 from harmonium.testing import TINY
 
@@ -201,7 +201,7 @@ def test_epsilon_is_told_at_the_delta_of_the_budget(
 ) -> None:
     method = {"name": "fedsc", **own}
     tree = {**SMALL, "method": method, "objective": FORM, "privacy": privacy}
-    assert _delta(Recipe.from_tree(tree)) == expected
+    assert reported_delta(Recipe.from_tree(tree)) == expected
 
 
 def test_the_end_of_a_run_has_one_line(noisy: Path) -> None:
