@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from harmonium.studies.evidence.study import study as study
     from harmonium.studies.tuning.study import tune as tune
     from harmonium.testing import check_method as check_method
+    from harmonium.use.embedding import embed as embed
+    from harmonium.use.probe import apply_probe as apply_probe
+    from harmonium.use.probe import fit_probe as fit_probe
+    from harmonium.use.probe import read_probe as read_probe
+    from harmonium.use.search import search as search
 
 _WHERE = {
     "Callback": "harmonium.core.callbacks",
@@ -38,14 +43,19 @@ _WHERE = {
     "Objective": "harmonium.learning.objectives",
     "Recipe": "harmonium.recipe.schema",
     "Result": "harmonium.runs.loop",
+    "apply_probe": "harmonium.use.probe",
     "compare": "harmonium.studies.comparison.study",
     "check_method": "harmonium.testing",
     "diagnose": "harmonium.studies.diagnosis",
+    "embed": "harmonium.use.embedding",
     "evaluate_run": "harmonium.measures.evaluation",
+    "fit_probe": "harmonium.use.probe",
     "load_encoder": "harmonium.runs.export",
     "progress": "harmonium.report.run_progress",
+    "read_probe": "harmonium.use.probe",
     "resume": "harmonium.runs.start",
     "run": "harmonium.runs.start",
+    "search": "harmonium.use.search",
     "study": "harmonium.studies.evidence.study",
     "sweep": "harmonium.studies.comparison.sweep",
     "tune": "harmonium.studies.tuning.study",
