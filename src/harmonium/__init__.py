@@ -35,6 +35,11 @@ if TYPE_CHECKING:
     from harmonium.studies.start import start as start
     from harmonium.studies.tuning.study import tune as tune
     from harmonium.testing import check_method as check_method
+    from harmonium.use.embedding import embed as embed
+    from harmonium.use.probe import apply_probe as apply_probe
+    from harmonium.use.probe import fit_probe as fit_probe
+    from harmonium.use.probe import read_probe as read_probe
+    from harmonium.use.search import search as search
 
 _WHERE = {
     "Callback": "harmonium.core.callbacks",
@@ -43,17 +48,22 @@ _WHERE = {
     "Objective": "harmonium.learning.objectives",
     "Recipe": "harmonium.recipe.schema",
     "Result": "harmonium.runs.loop",
-    "compare": "harmonium.studies.comparison.study",
+    "apply_probe": "harmonium.use.probe",
     "check_method": "harmonium.testing",
+    "compare": "harmonium.studies.comparison.study",
     "diagnose": "harmonium.studies.diagnosis",
+    "embed": "harmonium.use.embedding",
     "evaluate_run": "harmonium.measures.evaluation",
     "export": "harmonium.handover.export",
+    "fit_probe": "harmonium.use.probe",
     "inspect": "harmonium.data.inspection",
     "load_encoder": "harmonium.runs.export",
     "plan": "harmonium.runs.plan",
     "progress": "harmonium.report.run_progress",
+    "read_probe": "harmonium.use.probe",
     "resume": "harmonium.runs.start",
     "run": "harmonium.runs.start",
+    "search": "harmonium.use.search",
     "start": "harmonium.studies.start",
     "study": "harmonium.studies.evidence.study",
     "sweep": "harmonium.studies.comparison.sweep",

@@ -1,5 +1,6 @@
 """A trained encoder takes images as a program holds them, and never misreads them in silence."""
 
+import copy
 import json
 import resource
 from pathlib import Path
@@ -232,6 +233,55 @@ def test_it_can_be_fine_tuned(encoder: LoadedEncoder) -> None:
     optimiser.step()
     assert any(not torch.equal(before[key], value) for key, value in encoder.state_dict().items())
     assert model.double()(random(2, 12, 12, 3)).dtype == torch.float64
+
+
+@pytest.fixture(scope="module")
+def whitened(tmp_path_factory: pytest.TempPathFactory, undrawn: None) -> Path:
+    """A run whose encoder has a whitening."""
+    folder = tmp_path_factory.mktemp("whitened") / "run"
+    evaluate = {**SMALL["evaluate"], "whiten": True}
+    data = {"name": "shapes", "size": 12, "limit": 60}
+    harmonium.run("fedavg", data=data, out=folder, **{**SMALL, "evaluate": evaluate})
+    return folder
+
+
+@pytest.mark.parametrize("whiten", [False, 3])
+def test_it_is_a_module_like_any_other(whitened: Path, whiten: bool | int) -> None:
+    encoder, pixels = load_encoder(whitened, whiten=whiten), random(6, 20, 16, 3)
+    wanted = encoder(pixels)
+    for dtype, near in ((torch.float16, 0.05), (torch.bfloat16, 0.3), (torch.float64, 1e-4)):
+        other = copy.deepcopy(encoder).to(dtype)
+        assert other(pixels).dtype == dtype and other.embed(pixels).dtype == torch.float32
+        torch.testing.assert_close(other(pixels).float(), wanted, atol=near, rtol=near)
+    twin = load_encoder(whitened, whiten=whiten)
+    for parameter in twin.parameters():
+        torch.nn.init.zeros_(parameter)
+    assert not torch.equal(twin(pixels), wanted)
+    twin.load_state_dict(encoder.state_dict())
+    assert torch.equal(twin(pixels), wanted) and torch.equal(encoder(pixels), wanted)
+    assert copy.deepcopy(encoder).to("meta").features == encoder.features
+    encoder.requires_grad_(False)
+    assert not encoder(pixels).requires_grad
+
+
+def test_it_can_be_compiled_and_still_takes_images_of_any_size(encoder: LoadedEncoder) -> None:
+    compiled = torch.compile(encoder, backend="eager")
+    forms = (random(4, 12, 12, 3), random(4, 9, 30, 3), torch.from_numpy(random(4, 12, 12, 3)))
+    for images in (*forms, [Image.fromarray(random(7, 5, 3))]):
+        torch.testing.assert_close(compiled(images), encoder(images))
+    with pytest.raises(DataError, match="value_range"):
+        compiled(torch.zeros(2, 12, 12, 3))
+
+
+def test_hidden_folders_are_no_images(encoder: LoadedEncoder, tmp_path: Path) -> None:
+    for name in ("a.png", ".cache/b.png", "c/.d.png", "c/e.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(random(12, 12, 3)).save(tmp_path / name)
+    assert encoder.embed(tmp_path).shape == (2, 8)
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f" / "scan.xyz").write_text("")
+    with pytest.raises(DataError, match=r"1 \.xyz"):
+        encoder.embed(tmp_path / "f")
 
 
 def test_images_that_are_not_square_keep_their_sides(tmp_path: Path, undrawn: None) -> None:
