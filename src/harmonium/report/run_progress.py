@@ -84,20 +84,7 @@ class LineWatcher(Callback):
         self._clock = _Clock(
             recipe.rounds, lambda number: recipe.evaluate.due(number, recipe.rounds)
         )
-        clients = counted(recipe.clients, "client")
-        if self.names and len(self.names) < recipe.clients:  # not all sites have joined
-            clients = f"{len(self.names)} of {clients}"
-        if new := recipe.split.newcomers:
-            separator = (
-                " and " if recipe.clients == 1 else ", "
-            )  # newcomers are extra, or among them
-            clients += separator + counted(new, "newcomer")
-        losses = [
-            recipe.objective.name or "an objective of your own",
-            *(t.name for t in recipe.terms),
-        ]
-        what = f"{recipe.method.name} with {' and '.join(losses)}"
-        self.display.say(f"{self.label}{what} on {recipe.data.name}, {clients}")
+        self.display.say(f"{self.label}{what_runs(recipe, len(self.names))}")
         self.display.say(f"{self.label}run folder {folder}")
         if done:
             self.display.say(f"{self.label}continuing after round {done}")
@@ -162,6 +149,22 @@ class LineWatcher(Callback):
         if self.display.run is self:
             self.display.run = None
             self.display.tick(at_once=True)
+
+
+def what_runs(recipe: Recipe, joined: int) -> str:
+    """A run in a few words; `joined` is how many sites take part so far, 0 where it has none."""
+    clients = counted(recipe.clients, "client")
+    if 0 < joined < recipe.clients:  # not all sites have joined
+        clients = f"{joined} of {clients}"
+    if new := recipe.split.newcomers:
+        separator = " and " if recipe.clients == 1 else ", "  # newcomers are extra, or among them
+        clients += separator + counted(new, "newcomer")
+    losses = [
+        recipe.objective.name or "an objective of your own",
+        *(t.name for t in recipe.terms),
+    ]
+    what = f"{recipe.method.name} with {' and '.join(losses)}"
+    return f"{what} on {recipe.data.name}, {clients}"
 
 
 class LiveWatcher(LineWatcher):

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harmonium.core.callbacks import Callback
-from harmonium.core.errors import ConfigError
+from harmonium.core.errors import ConfigError, counted
 from harmonium.core.notes import Level, Note
 from harmonium.core.progress import Listener, throttled
-from harmonium.report.run_progress import figures_of
+from harmonium.report.run_progress import figures_of, what_runs
 from harmonium.sites.settings import LogSettings
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class LogWatcher(Callback):
         """Log what is run, and whether it continues."""
         self.folder, self._rounds = folder, recipe.rounds
         more = f", continuing after round {done}" if done else ""
-        text = f"{recipe.method.name} on {recipe.data.name}, {recipe.rounds} rounds{more}"
+        text = f"{what_runs(recipe, len(self.names))}, {counted(recipe.rounds, 'round')}{more}"
         about = {"folder": str(folder), "plan": recipe.digest, "after": done}
         self._log.write("info", "run", f"{text}; run folder {folder}", **about)
 
