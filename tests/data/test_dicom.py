@@ -23,6 +23,7 @@ import harmonium
 from harmonium.core.errors import ConfigError, DataError
 from harmonium.data.decoding import dicom, pool
 from harmonium.data.decoding.worker import Order, perform
+from harmonium.data.inspection import inspect
 from harmonium.data.sets.folder import Folder
 from harmonium.data.sets.table import Table
 
@@ -416,3 +417,9 @@ def test_the_encoder_reads_files_as_training_did(films, tmp_path):
     first, second = (sorted(rows.tolist()) for rows in (features, expected))
     assert np.allclose(first, second, atol=1e-6) and len(order) == 14
     json.dumps(about)
+
+
+def test_an_inspection_counts_frames(tmp_path):
+    scan(tmp_path / "film.dcm", np.zeros((3, 8, 8), np.uint8), NumberOfFrames=3)
+    scan(tmp_path / "one.dcm", np.zeros((8, 8), np.uint8))
+    assert inspect(tmp_path).images == 4

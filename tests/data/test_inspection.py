@@ -394,3 +394,19 @@ def test_only_broken_files(tmp_path: Path) -> None:
 def test_other_settings_are_refused(sites: Path) -> None:
     with pytest.raises(ConfigError, match="rounds=3"):
         inspect(sites, "rounds=3")
+
+
+@pytest.mark.parametrize("spans", [False, True])
+def test_groups_are_kept_together_where_no_client_shares_them(tmp_path: Path, spans: bool) -> None:
+    rows = ["path,site,patient"]
+    for number in range(120):
+        save(np.full((8, 8), number, np.uint8), tmp_path / f"{number}.png")
+        patient = number // 2 % 15
+        site = number % 2 if spans else patient % 2
+        rows.append(f"{number}.png,site {site},p{patient}")
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    found = inspect(tmp_path / "t.csv")
+    assert found.suggestion.settings.get("data.group_column") == (None if spans else "patient")
+    assert any("patient" in note and ("several" in note) is spans for note in found.notes)
+    recipe = Recipe.of("fedavg", *found.suggestion.words())
+    make_split(recipe.split, recipe.data.load(), None, recipe.clients, 0)  # or it raises an error

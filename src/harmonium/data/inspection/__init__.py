@@ -18,11 +18,19 @@ import yaml
 
 from harmonium.core.errors import ConfigError, DataError, counted
 from harmonium.data.cache import printable
+from harmonium.data.images import GROUP
 from harmonium.data.inspection import advice
 from harmonium.data.inspection.advice import Clients, Suggestion, command
 from harmonium.data.inspection.duplicates import Duplicates, near_duplicates
 from harmonium.data.inspection.kinds import Kind, Removal, Verdict, kind_of, removals
-from harmonium.data.inspection.listing import Form, Listing, form_of, list_folder, list_table
+from harmonium.data.inspection.listing import (
+    LEVELS,
+    Form,
+    Listing,
+    form_of,
+    list_folder,
+    list_table,
+)
 from harmonium.data.inspection.measures import Measures, measured
 from harmonium.data.inspection.reading import Read, read_files, read_npz
 from harmonium.data.inspection.structure import (
@@ -166,12 +174,9 @@ class _Found:
         verdict = kind_of(measures)
         removed = removals(verdict.kind, measures)
         sizes, modes = Counter(read.sizes), Counter(read.kinds)
-        settings = self._data_settings()
-        problem = advice.problem_with(settings)
         parts = self._parts()
-        spec = None if problem else advice.spec_of(settings)
         counts = Counter(parts)
-        clients = advice.clients_for(self.structure, self._clients(), counts, spec)
+        settings, clients, problem, remark = self._with_groups(counts)
         names = self._names()
         suggestion = self._suggestion(settings, measures, verdict, removed, clients, counts)
         return Inspection(
@@ -202,8 +207,43 @@ class _Found:
                 *self.structure.notes,
                 *advice.shape_notes(read.sizes, suggestion.size),
                 *self._notes(clients),
+                *remark,
             ),
         )
+
+    def _with_groups(
+        self, counts: Counter[str]
+    ) -> tuple[dict[str, Any], Clients, str, tuple[str, ...]]:
+        """Settings of `data`, the clients, a problem and a remark; groups together if possible."""
+        group = self._group_settings()
+        settings = {**self._data_settings(), **group}
+        problem = advice.problem_with(settings)
+        spec = None if problem else advice.spec_of(settings)
+        asked = (self.structure, self._clients(), counts, spec)
+        if not group:
+            return settings, advice.clients_for(*asked), problem, ()
+        name = self.structure.group
+        try:
+            self._check_groups()
+            clients = advice.clients_for(*asked, self._groups())
+        except DataError as error:  # or too large for the parts that are held out
+            plain = self._data_settings()
+            if group == {"data.group_column": GROUP}:  # which is kept together unless it is told
+                plain["data.group_column"] = None
+            spec = None if problem else advice.spec_of(plain)
+            clients = advice.clients_for(self.structure, self._clients(), counts, spec)
+            return plain, clients, problem, (f"'{name}' is not kept together: {error}",)
+        remark = f"images with the same '{name}' are kept together in held-out parts and clients"
+        return settings, clients, problem, (remark,)
+
+    def _check_groups(self) -> None:
+        """Raise an error for groups that reach over clients, which no split can keep together."""
+        holders: dict[str, set[str]] = {}
+        for group, client in zip(self._groups(), self._clients(), strict=True):
+            if group and client:
+                holders.setdefault(group, set()).add(client)
+        if several := sum(len(some) > 1 for some in holders.values()):
+            raise DataError(f"{counted(several, 'value')} of it occur at several clients")
 
     # ---- of each image that can be read ----
 
@@ -224,7 +264,28 @@ class _Found:
             return [""] * len(self.read.places)
         return [columns[name][at] for at in self.read.places]
 
+    def _groups(self) -> list[str]:
+        """What each image is kept together with; a folder's group is below its first level."""
+        name = self.structure.group
+        columns = self.read.columns if self.listing is None else self.listing.columns
+        if name is None or name not in columns:
+            return []
+        values = [columns[name][at] for at in self.read.places]
+        if self.form != "folder":
+            return values
+        above = [columns[LEVELS[0]][at] for at in self.read.places]
+        return [f"{first}/{second}" for first, second in zip(above, values, strict=True)]
+
     # ---- what follows ----
+
+    def _group_settings(self) -> dict[str, Any]:
+        """The setting that keeps groups together; empty if there are none, or if it was given."""
+        name = self.structure.group
+        if name is None or {"group", "group_column"} & set(self.given):
+            return {}
+        if self.form == "folder":
+            return {"data.group": "folder"}
+        return {"data.group_column": name}
 
     def _data_settings(self) -> dict[str, Any]:
         """The settings of `data` with which a run reads these images."""
@@ -297,9 +358,4 @@ class _Found:
                 )
             if missing := self._clients().count(""):
                 notes.append(f"{counted(missing, 'image')} without a client would be left out")
-        if self.structure.group:
-            notes.append(
-                f"'{self.structure.group}' looks like what belongs together, such as a patient: "
-                "images of one may be held out while others of it are trained on"
-            )
         return notes

@@ -19,7 +19,8 @@ from harmonium.core.errors import DataError, counted
 from harmonium.core.settings import choose
 from harmonium.data.cache import Stored
 from harmonium.data.datasets import DataSpec, datasets
-from harmonium.data.images import Images
+from harmonium.data.decoding.image_files import numbered
+from harmonium.data.images import GROUP, Images, Integers
 from harmonium.data.inspection.kinds import VIEWS, Kind, Removal
 from harmonium.data.inspection.measures import Measures
 from harmonium.data.inspection.structure import Structure
@@ -113,7 +114,8 @@ def shape_notes(sizes: Sequence[tuple[int, int]], side: int) -> list[str]:
     cut = float(np.median(1 - array.min(1) / array.max(1)))
     if cut >= CUT:
         notes.append(
-            f"training sees the middle square of an image: {cut:.0%} of a typical one is cut off"
+            f"training sees the middle square of an image: {cut:.0%} of a typical one is cut off; "
+            "data.fit=resize stretches images instead, data.fit=pad adds black"
         )
     if smaller := int((array.min(1) < side).sum()):
         notes.append(f"{counted(smaller, 'image')} smaller than {side} pixels would be enlarged")
@@ -124,9 +126,21 @@ def shape_notes(sizes: Sequence[tuple[int, int]], side: int) -> list[str]:
 
 
 def clients_for(
-    structure: Structure, values: Sequence[str], parts: Counter[str], spec: DataSpec | None
+    structure: Structure,
+    values: Sequence[str],
+    parts: Counter[str],
+    spec: DataSpec | None,
+    groups: Sequence[str] = (),
 ) -> Clients:
-    """Who holds the images: a column or a level of folders, or else a number."""
+    """Who holds the images: a column or a level of folders, or else a number.
+
+    Args:
+        structure: what the columns mean.
+        values: the client of each image, in the order of the parts.
+        parts: the number of images of each part.
+        spec: how a run would hold images out; none: nothing is held out.
+        groups: what each image is kept together with, if anything.
+    """
     column = structure.column(structure.client)
     if column is None or column.values < 2:
         count = parts["train"] // A_CLIENT
@@ -135,32 +149,39 @@ def clients_for(
         why += "nothing says who holds what" if column is None else f"'{column.name}' is one only"
         return Clients("number", count, why=why)
     sizes = Counter(value for value in values if value)
-    count = len(sizes) if spec is None else _training_clients(spec, values, parts)
+    count = len(sizes) if spec is None else _training_clients(spec, values, parts, groups)
     by: Literal["column", "folder"] = "folder" if column.name.startswith("level ") else "column"
     return Clients(by, count, column.name, dict(sizes.most_common()), column.why)
 
 
-def _training_clients(spec: DataSpec, values: Sequence[str], parts: Counter[str]) -> int:
+def _training_clients(
+    spec: DataSpec, values: Sequence[str], parts: Counter[str], groups: Sequence[str]
+) -> int:
     """How many clients are left with training images when others are held out.
 
     A client with few images may lose all of them, and `split=column` must be told the number of
     those that remain. The parts are drawn as in a run, from images of one pixel.
     """
-    names = sorted({value for value in values if value})
-    numbers = np.array([names.index(value) if value else -1 for value in values], np.int64)
+    columns = {"client": _numbers(values), **({GROUP: _numbers(groups)} if groups else {})}
     stored, start = {}, 0
     for part in ("train", "validation", "test"):
         if not (count := parts[part]):
             continue
-        rows = numbers[start : start + count]
         pixels = np.zeros((count, 1, 1, 1), np.uint8)
-        stored[part] = Images(pixels, np.full(count, -1), {"client": rows})
+        own = {name: rows[start : start + count] for name, rows in columns.items()}
+        stored[part] = Images(pixels, np.full(count, -1), own)
         start += count
     plain = replace(spec, size=None, channels=None, labelled=0.0)
     # The protected method, because there are no images of its own to load yet.
     train = plain._select(Stored(stored, (), (), {}, "", "")).train
     held = train.factors["client"]
     return len(np.unique(held[held >= 0]))
+
+
+def _numbers(values: Sequence[str]) -> Integers:
+    """The number of each value, -1 where it is empty."""
+    _, numbers = numbered([value or None for value in values])
+    return np.array([numbers[value or None] for value in values], np.int64)
 
 
 # ---- all of it -----------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from harmonium.core.seeds import numpy_rng
 from harmonium.data.cache import Writer
 from harmonium.data.decoding.conversion import shaped
 from harmonium.data.decoding.pool import Decoders
-from harmonium.data.decoding.worker import Answer, Order
+from harmonium.data.decoding.worker import Answer, Order, Source
 from harmonium.data.images import UNKNOWN, Pixels
 from harmonium.data.inspection.listing import Listed
 from harmonium.data.sets.npz import read_archive
@@ -40,7 +40,7 @@ WIDE = "16-bit grey"  # as `conversion.kind_of` calls it
 class Read:
     """What was read of a source's images."""
 
-    places: npt.NDArray[np.int64]  # position in the listing of every image that can be read
+    places: npt.NDArray[np.int64]  # of every image that can be read, its file in the listing
     broken: list[tuple[int, str]]  # position of every other, with the reason
     sizes: list[tuple[int, int]]  # width and height of those that can be read
     kinds: list[str]  # what they are in words, e.g. colour
@@ -67,8 +67,10 @@ def read_files(images: Sequence[Listed], depth: int | None, workers: int | None 
     paths = [str(image.path) for image in images]
     with Decoders(workers) as decoders:
         heads = _answers(decoders, "headers", paths, Order(head=True))
-        intact = [row for row, head in enumerate(heads) if not head.error]
-        wide = [paths[row] for row in intact if heads[row].kind == WIDE]
+        files = [row for row, head in enumerate(heads) if not head.error]
+        intact = [row for row in files for _ in range(heads[row].frames)]
+        sources = [source for row in files for source in _images_of(paths[row], heads[row])]
+        wide = [paths[row] for row in files if heads[row].kind == WIDE]
         if wide and depth is None:
             depth = _bits_used(decoders, wide)
         read = partial(Order, channels=3, depth=depth or 16)
@@ -82,12 +84,13 @@ def read_files(images: Sequence[Listed], depth: int | None, workers: int | None 
                 tiny[position] = answer.pixels
 
         rough = read(rough=True, size=TINY)
-        _each(decoders, "reading images", [paths[row] for row in intact], rough, keep)
+        _each(decoders, "reading images", sources, rough, keep)
         good = np.array([row not in failed for row in intact], bool)
         places = np.array(intact, np.int64)[good]
         sizes = [heads[row].size for row in places]
+        readable = [sources[at] for at in np.flatnonzero(good)]
         some, large = (
-            _sample(decoders, [paths[row] for row in places], count, read(size=side))
+            _sample(decoders, readable, count, read(size=side))
             for count, side in zip((SOME, FEW), sides(sizes), strict=True)
         )
     broken = [(row, head.error) for row, head in enumerate(heads) if head.error]
@@ -103,10 +106,15 @@ def read_files(images: Sequence[Listed], depth: int | None, workers: int | None 
     )
 
 
+def _images_of(path: str, head: Answer) -> list[Source]:
+    """The images of a file: one, except of a DICOM file with several frames."""
+    return [path] if head.frames == 1 else [(path, number) for number in range(head.frames)]
+
+
 def _each(
     decoders: Decoders,
     what: str,
-    paths: Sequence[str],
+    paths: Sequence[Source],
     order: Order,
     keep: Callable[[int, Answer], None],
 ) -> None:
@@ -120,13 +128,13 @@ def _each(
             at(done)
 
 
-def _answers(decoders: Decoders, what: str, paths: Sequence[str], order: Order) -> list[Answer]:
+def _answers(decoders: Decoders, what: str, paths: Sequence[Source], order: Order) -> list[Answer]:
     answers: list[Answer] = []
     _each(decoders, what, paths, order, lambda _, answer: answers.append(answer))
     return answers
 
 
-def _sample(decoders: Decoders, paths: Sequence[str], count: int, order: Order) -> Pixels:
+def _sample(decoders: Decoders, paths: Sequence[Source], count: int, order: Order) -> Pixels:
     """Some images drawn at random, always the same ones, in the order of the listing."""
     rows = np.sort(numpy_rng(0, "inspection").permutation(len(paths))[:count])
     answers = _answers(decoders, "a sample", [paths[row] for row in rows], order)
