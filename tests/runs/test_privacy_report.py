@@ -17,7 +17,7 @@ from harmonium.core.errors import ConfigError, StoreError
 from harmonium.federation.spending import in_words
 from harmonium.privacy.budget import epsilon, epsilon_rdp
 from harmonium.recipe.schema import Recipe
-from harmonium.runs.privacy_report import Report, reported_delta, plot, report, summary
+from harmonium.runs.privacy_report import Report, plot, report, reported_delta, summary
 from harmonium.storage.run_folder import ASKED, RunFolder
 from harmonium.testing import TINY
 
