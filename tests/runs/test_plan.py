@@ -146,7 +146,8 @@ def test_a_budget_that_ends_early_is_a_warning_and_one_for_no_round_a_stop(home:
     assert once is not None
     short = planned(**NOISY, **{"privacy.epsilon": 0.7 * once.worst})
     assert "before round" in about(short, "warning", "privacy")
-    assert not short.stops and short.privacy is not None
+    assert not short.stops and short.privacy is not None and short.time is not None
+    assert short.time.rounds == (short.privacy.ends or 0) - 1 < 3
     assert short.privacy.worst <= 0.7 * once.worst
     none = planned(**NOISY, **{"privacy.epsilon": 0.01})
     assert "privacy.epsilon=0.01" in about(none, "stop", "recipe")
