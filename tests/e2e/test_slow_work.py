@@ -28,7 +28,8 @@ SLOW = {  # a command, and a function that takes long in it
     "explain fedavg": "federation.card:card",
     "client check fedavg clients=2 --kit KIT": "sites.plan:planned",
     f"tune fedavg grid.local.lr=0.1,0.2 {' '.join(TINY)}": "studies.tuning.study:_write",
-    "run fedavg --dry-run": "runs.estimate:estimated",
+    "run fedavg --dry-run": "runs.plan:measured",
+    "plan fedavg data.limit=200": "runs.plan:measured",
     "resume RUN --formats svg": "runs.privacy_report:summary",
 }
 

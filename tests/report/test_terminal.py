@@ -263,6 +263,7 @@ FIRST = {  # what a terminal shows of a command first
     "demo": "loading",
     "diagnose data=digits": "diagnosing",
     "eval runs/a knn": "evaluating",
+    "plan fedavg": "planning",
     "privacy runs/a": "reading the ledger",
     "privacy plan epsilon=3": "planning",
     "tune fedavg grid.local.lr=0.1,0.2": "loading",

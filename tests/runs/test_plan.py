@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 import harmonium
+from harmonium.cli.main import main
 from harmonium.core import machine
 from harmonium.core.errors import ConfigError
 from harmonium.core.machine import MachineMemory
@@ -20,6 +21,7 @@ from harmonium.runs import plan as planning
 from harmonium.runs.footprint import Memory
 from harmonium.runs.plan import RunPlan
 from harmonium.runs.replay import Answers, Replay, Spending, replay
+from harmonium.sites.folder import init
 
 pytestmark = pytest.mark.usefixtures("undrawn", "unprobed")
 
@@ -144,7 +146,8 @@ def test_a_budget_that_ends_early_is_a_warning_and_one_for_no_round_a_stop(home:
     assert once is not None
     short = planned(**NOISY, **{"privacy.epsilon": 0.7 * once.worst})
     assert "before round" in about(short, "warning", "privacy")
-    assert not short.stops and short.privacy is not None
+    assert not short.stops and short.privacy is not None and short.time is not None
+    assert short.time.rounds == (short.privacy.ends or 0) - 1 < 3
     assert short.privacy.worst <= 0.7 * once.worst
     none = planned(**NOISY, **{"privacy.epsilon": 0.01})
     assert "privacy.epsilon=0.01" in about(none, "stop", "recipe")
@@ -227,13 +230,6 @@ def test_images_that_are_scaled_by_much(home: Path, unmeasured: None, tmp_path: 
 def test_an_encoder_that_strides_over_the_whole_image(home: Path, unmeasured: None) -> None:
     found = planned(**{"encoder": "resnet18", "encoder.width": 2, "data.size": 8})
     assert "3 layers" in about(found, "warning", "encoder")
-
-
-def small_for(channels: int, side: int) -> Any:
-    """An encoder that needs images of 64 pixels."""
-    from torch import nn
-
-    return nn.Sequential(nn.Conv2d(channels, 4, 64), nn.Flatten())
 
 
 def test_what_the_first_round_would_refuse_is_a_stop(home: Path, tmp_path: Path) -> None:
@@ -338,8 +334,6 @@ def test_a_trial_that_fails_otherwise_is_a_warning(
 def test_a_dry_run_is_the_same_plan(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from harmonium.cli.main import main
-
     words = [f"{k}={str(v).lower()}" for k, v in TINY.items()]
 
     def call(*more: str) -> tuple[int, str, str]:
@@ -374,3 +368,19 @@ def test_what_would_be_replayed_needs_no_images() -> None:
     found = replay(recipe, method, {0: 40, 1: 40, 2: 40}, answers, delta=1e-5)
     assert isinstance(found, Replay) and found.rounds == 3 and not found.failed
     assert found.traffic.exact and found.asked == 3
+
+
+def test_a_server_says_what_it_can_before_any_site_connects(
+    home: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    init(tmp_path / "federation", ["north", "south"], ["localhost"], 8443, 10)
+    words = ["rounds=2", "encoder.width=4", "data.size=16", "local.batch=8", "--dry-run", "--json"]
+    folder = ["-f", str(tmp_path / "federation")]
+    monkeypatch.setattr("sys.argv", ["harmonium", "server", "start", FedAvg, *words, *folder])
+    main()
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert plan["works"] and plan["clients"]["count"] == 2 and plan["time"] is None
+    assert plan["traffic"]["exact"] and plan["image"] > 0

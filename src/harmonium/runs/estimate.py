@@ -176,22 +176,23 @@ def _measured(recipe: Recipe, data: RunData, folder: Path, verdict: bool) -> Mea
     cohort = recipe.participation.asked(recipe.training)
     beside = max(1, min(recipe.workers, cohort, os.cpu_count() or 1))
     first, later = trial.rounds[0], trial.rounds[-1]
-    of_rounds = partial(in_all_rounds, clients=recipe.training, cohort=cohort, rounds=recipe.rounds)
-    due = sum(recipe.evaluate.due(n, recipe.rounds) for n in range(1, recipe.rounds + 1))
     begin, before = (trial.measuring(plan) for plan in (method.begin, method.before_evaluation))
-    asked = begin.clients + before.clients * due
     delta, _ = reported_delta(recipe)
     found = replay(recipe, method, examples, trial.answers, public=runtime.public, delta=delta)
+    rounds = found.last
+    of_rounds = partial(in_all_rounds, clients=recipe.training, cohort=cohort, rounds=rounds)
+    due = sum(recipe.evaluate.due(n, recipe.rounds) for n in range(1, rounds + 1))
+    asked = begin.clients + before.clients * due
     estimate = Estimate(
         setup=trial.setup.server + trial.setup.clients / beside,
-        training=later.server * recipe.rounds
+        training=later.server * rounds
         + of_rounds(first.clients / cohort, later.clients / cohort) / beside,
         evaluation=evaluations.one * (1 + due)
         + evaluations.last
         + begin.server
         + before.server * due
         + asked / beside,
-        rounds=recipe.rounds,
+        rounds=rounds,
         bytes_down=found.traffic.down,
         bytes_up=found.traffic.up,
         assumed=_assumed(recipe, trial, beside, cohort),

@@ -96,6 +96,7 @@ class RunPlan:
             "works": not self.stops,
             "time": self.time.plain() if self.time else None,
             **{name: asdict(one) if one is not None else None for name, one in known.items()},
+            "image": self.image,
             "unknown": self.unknown,
             "findings": [asdict(one) for one in self.findings],
         }

@@ -78,6 +78,7 @@ class Replay:
     traffic: Traffic
     spending: Spending | None  # none: nothing is released with noise
     rounds: int  # that were replayed, without the setup
+    last: int  # the round that the run ends with
     failed: int  # of them, rounds with too few answers
     failure: str  # why the first of these failed
     server: int  # bytes of the server's state at the end
@@ -272,7 +273,8 @@ def replay(
     last = recipe.rounds if rounds.ends is None else rounds.ends - 1
     left = range(len(rounds.rows), last + 1)
     due = [number for number in left if recipe.evaluate.due(number, recipe.rounds)]
-    every, steady = [*rounds.rows, *rounds.evaluations], rounds.rows[2:] or rounds.rows[1:]
+    whole = rounds.rows if rounds.ends is None else rounds.rows[:-1]  # the last was cut short
+    every, steady = [*rounds.rows, *rounds.evaluations], whole[2:] or whole[1:]
     more = [(steady, len(left)), (rounds.evaluations[1:], len(due))]
     total = {way: sum(row.sent[way] for row in every) for way in WAYS}
     ledger = float(sum(row.ledger for row in every))
@@ -295,6 +297,7 @@ def replay(
         ),
         _spending(rounds, left),
         len(rounds.rows) - 1,
+        last,
         rounds.failed,
         rounds.failure,
         len(codec.encode(state)),
