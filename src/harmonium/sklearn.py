@@ -121,7 +121,7 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             )
         with on_device(self.device, encoder):
             if isinstance(images, list):
-                source = file_source(images)
+                source = file_source(images, encoder.order().frames)
                 job = Job(encoder, encoder, source, FEATURES, 0, self.batch, "refuse")
                 return job.in_memory().matrix()
             with torch.random.fork_rng(devices=[]):
@@ -167,7 +167,8 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         if images.ndim == 3:  # the first axis is always that of the images
             images, layout = images[..., None], "NHWC"
         last: npt.NDArray[np.uint8] = channels_last(
-            self._levels(np.asarray(images)), layout, "images", _FIX
+            *(self._levels(np.asarray(images)), layout, "images", _FIX),
+            channels=self._encoder().channels,
         )
         return last
 

@@ -89,6 +89,8 @@ def test_an_image_that_cannot_be_read_changes_no_other_row(trained: Path, tmp_pa
         save_image(tmp_path / f"{number}.png", number)
     whole = embed(trained, tmp_path, batch=BATCH).matrix()
     (tmp_path / "1.png").write_bytes(b"")
+    some = embed(trained, tmp_path, batch=1)  # of two parts
+    assert some.names == ["0.png", "2.png", "3.png", "4.png"]
     assert np.array_equal(embed(trained, tmp_path, batch=BATCH).matrix(), whole[[0, 2, 3, 4]])
 
 

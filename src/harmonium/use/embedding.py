@@ -100,7 +100,8 @@ def embed(
     if out is not None:
         tables.check_ending(Path(out))
     _check(batch, corrupt)
-    source, model = open_images(*images, column=column), used_encoder(encoder, whiten)
+    model = used_encoder(encoder, whiten)
+    source = open_images(*images, column=column, frames=model.order().frames)
     job = Job(model, model, source, FEATURES, model.features, batch, corrupt, note)
     with on_device(device, model):
         if out is None:
@@ -185,6 +186,7 @@ class Job:
             "trained": {"method": encoder.method, "data": encoder.data, "recipe": encoder.recipe},
             "size": list(encoder.size),
             "channels": encoder.channels,
+            "frames": encoder.order().frames,
             "count": len(self.source) - len(left_out),
             "left_out": [{"name": self.source.names[row], "why": why} for row, why in left_out],
         }

@@ -1,7 +1,8 @@
 """Labels from a table, matched with the images that they are of.
 
 A label names its image by the image's name, by a path, or by its file's name, with or without the
-ending. What names several images, or labels one image in two ways, is an error that lists it.
+ending. What names several images, or labels one image in two ways, is an error that lists it. A
+label of a file with several frames is that of all its frames, which then stay together.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from harmonium.core.errors import DataError, counted
 from harmonium.data.sets.table import read_table
-from harmonium.use.sources import FileSource, ImageSource
+from harmonium.use.sources import FileSource, ImageSource, file_of
 
 NAMED = 5  # entries that a message names
 
@@ -74,13 +75,14 @@ def match(
         where: the folder from which relative paths may start, that of the table.
         note: is told of labels that are of none of the images.
     """
-    finders = _finders(source, where)
+    finders, files = _finders(source, where), source.files
     labelled: dict[int, list[Label]] = {}
     missing, ambiguous = list[str](), list[str]()
     for one in labels:
         found = next((rows for find in finders if (rows := find(one.image))), [])
-        if len(found) == 1:
-            labelled.setdefault(found[0], []).append(one)
+        if len({files[row] for row in found}) == 1:
+            for row in found:
+                labelled.setdefault(row, []).append(one)
         elif found:
             names = ", ".join(source.names[row] for row in found[:2])
             ambiguous.append(f"{one.image} ({names}{', …' if len(found) > 2 else ''})")
@@ -105,8 +107,14 @@ def match(
         of = counted(len(missing), "label")
         note(f"{of} of {len(labels):,} are of no image here: {_listed(missing)}")
     rows = sorted(labelled)
-    groups = [labelled[row][0].group for row in rows]
+    groups = [labelled[row][0].group or _frames_of(source, row) for row in rows]
     return Labelled(rows, [labelled[row][0].label for row in rows], groups if any(groups) else None)
+
+
+def _frames_of(source: ImageSource, row: int) -> str:
+    """The group of a frame without another one: its file; "" for an image that is no frame."""
+    file = source.files[row]
+    return "" if file == source.names[row] else f"\0{file}"
 
 
 def from_classes(source: ImageSource) -> Labelled:
@@ -114,7 +122,9 @@ def from_classes(source: ImageSource) -> Labelled:
     rows = [row for row, name in enumerate(source.classes) if name]
     if not rows:
         raise DataError("the images have no labels: give a table of them with --labels")
-    return Labelled(rows, [source.classes[row] for row in rows], None)
+    groups = [_frames_of(source, row) for row in rows]
+    classes = [source.classes[row] for row in rows]
+    return Labelled(rows, classes, groups if any(groups) else None)
 
 
 Finder = Callable[[str], Sequence[int]]
@@ -122,19 +132,24 @@ Finder = Callable[[str], Sequence[int]]
 
 def _finders(source: ImageSource, where: Path) -> list[Finder]:
     """The ways to find images by what a label calls them, the strictest first."""
-    exact = _index(source.names)
-    base = _index(PurePosixPath(name).name for name in source.names)
-    stem = _index(PurePosixPath(name).stem for name in source.names)
+    exact, whole = _index(source.names), _index(source.files)
+    base = _index(PurePosixPath(name).name for name in source.files)
+    stem = _index(PurePosixPath(name).stem for name in source.files)
     paths: Mapping[str, Sequence[int]] = {}
     if isinstance(source, FileSource):
-        paths = _index(source.paths)
+        paths = _index(file_of(path) for path in source.paths)
     folder = where.absolute()
     return [
-        lambda name: exact.get(name.replace("\\", "/").removeprefix("./"), ()),
+        lambda name: exact.get(_plain(name), ()),
+        lambda name: whole.get(_plain(name), ()),
         lambda name: paths.get(os.path.normpath(folder / name), ()),
         lambda name: base.get(name, ()),
         lambda name: stem.get(name, ()),
     ]
+
+
+def _plain(name: str) -> str:
+    return name.replace("\\", "/").removeprefix("./")
 
 
 def _index(names: Iterable[str]) -> dict[str, list[int]]:

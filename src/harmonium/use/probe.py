@@ -228,7 +228,8 @@ def fit_probe(
         raise ConfigError(f"folds is {folds}; it must be at least 2")
     if out is not None and probe_file(Path(out)).exists():
         read_probe(out)  # refuses what is no probe, before any work
-    model, source = used_encoder(encoder, whiten), open_images(*images, column=columns.path)
+    model = used_encoder(encoder, whiten)
+    source = open_images(*images, column=columns.path, frames=model.order().frames)
     labelled = _labelled(labels, source, columns, note)
     some = source.subset(labelled.rows)
     job = Job(_WithPixels(model), model, some, FEATURES, 0, batch, corrupt, note)
@@ -322,7 +323,7 @@ def _trained(
         "validation": {
             "images": len(columns),
             "folds": int(parts.max()) + 1,
-            "groups": len(set(groups)) if groups else None,
+            "groups": len({one or row for row, one in enumerate(groups)}) if groups else None,
             **figures,
             "confusion": confusion.tolist(),
         },
@@ -539,7 +540,8 @@ def apply_probe(
     if out is not None:
         tables.check_ending(Path(out), (".csv",))
     probe = probe if isinstance(probe, Probe) else read_probe(probe)
-    loaded, source = probe.encoder(encoder), open_images(*images, column=column)
+    loaded = probe.encoder(encoder)
+    source = open_images(*images, column=column, frames=loaded.order().frames)
     model, classes = _Classifier(loaded, probe.head).eval(), np.array(probe.classes)
     more = {"probe": probe.digest, "classes": list(probe.classes)}
     job = Job(*(model, loaded, source, PREDICTIONS, len(classes), batch, corrupt, note), more=more)

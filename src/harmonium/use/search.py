@@ -153,7 +153,7 @@ def search(
         raise ConfigError("name a query: an image file, or a name in the features")
     features, source = _gallery(where, encoder, whiten, device, column, note)
     if images is not None:
-        source = open_images(images, column=column)
+        source = open_images(images, column=column, frames=features.about.get("frames", "all"))
     known, asked = _queries(features, queries)
     vectors, names, own = (
         _rows_of(features, known),
@@ -162,7 +162,7 @@ def search(
     )
     asked_source = None
     if asked:
-        asked_source = open_images(*asked)
+        asked_source = open_images(*asked, frames=features.about.get("frames", "all"))
         more = _embedded(features, asked_source, encoder, device, note)
         vectors = np.concatenate([vectors, more.matrix()])
         names += more.names
@@ -196,13 +196,14 @@ def _gallery(
             return read_features(path), None
         if path.suffix.lower() == ".parquet":
             return read_features(path), None  # refuses it
-        where = open_images(path, column=column)
     if encoder is None:
         raise ConfigError(
             "searching images needs their encoder: give it with --encoder, or write features once "
             "with `harmonium embed` and search these"
         )
-    return embed(encoder, where, whiten=whiten, device=device, note=note), where
+    loaded = used_encoder(encoder, whiten)
+    source = open_images(where, column=column, frames=loaded.order().frames)
+    return embed(loaded, source, device=device, note=note), source
 
 
 def _queries(features: Features, queries: Sequence[str | Path]) -> tuple[list[str], list[Path]]:

@@ -20,10 +20,11 @@ from harmonium.data.cache import digest_of, printable
 from harmonium.data.decoding.conversion import shaped
 from harmonium.data.decoding.image_files import ImageFile, listing_digest
 from harmonium.data.decoding.pool import Decoders
-from harmonium.data.decoding.worker import Order
+from harmonium.data.decoding.worker import Frames, Order, Source
 from harmonium.data.images import UNKNOWN, Images, Pixels
 from harmonium.data.sets.npz import Npz
 from harmonium.data.sets.table import read_table
+from harmonium.report.figure import displayed
 from harmonium.runs.export import DECODED, LoadedEncoder, image_files
 
 TABLES = (".csv", ".tsv")
@@ -59,6 +60,11 @@ class ImageSource(ABC):
         """Number of images."""
         return len(self.names)
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The name of the file of each image, which is the image's own unless it has frames."""
+        return self.names
+
     @abstractmethod
     def pieces(self, encoder: LoadedEncoder, start: int, size: int) -> Iterator[Piece]:
         """The images from row `start` on as an encoder takes them, `size` at a time."""
@@ -81,9 +87,16 @@ class ImageSource(ABC):
 
 @dataclass(frozen=True, eq=False)
 class FileSource(ImageSource):
-    """Image files."""
+    """Image files, each of which is an image, but for DICOM files with several frames."""
 
-    paths: tuple[str, ...] = field(default=(), repr=False)
+    paths: tuple[Source, ...] = field(default=(), repr=False)
+    root: Path = Path()  # the folder from which names start
+    frames: Frames = "all"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """See `ImageSource`."""
+        return tuple(_name(Path(file_of(path)), self.root) for path in self.paths)
 
     def pieces(self, encoder: LoadedEncoder, start: int, size: int) -> Iterator[Piece]:
         """See `ImageSource`."""
@@ -108,7 +121,8 @@ class FileSource(ImageSource):
         """See `ImageSource`."""
         paths = [self.paths[row] for row in rows]
         with Decoders(0 if len(paths) < DECODED else None) as decoders:
-            answers = decoders.run(paths, Order(size=side, channels=3), DECODED)
+            order = Order(size=side, channels=3, frames=self.frames)
+            answers = decoders.run(paths, order, DECODED)
             return [None if one.error else one.pixels for some in answers for one in some]
 
     def subset(self, rows: Sequence[int]) -> ImageSource:
@@ -130,7 +144,7 @@ class ArraySource(ImageSource):
 
     def thumbnails(self, rows: Sequence[int], side: int) -> list[Pixels | None]:
         """See `ImageSource`."""
-        return list(shaped(self._pixels([self.rows[row] for row in rows]), side, 3))
+        return list(shaped(displayed(self._pixels([self.rows[row] for row in rows])), side, 3))
 
     def subset(self, rows: Sequence[int]) -> ImageSource:
         """See `ImageSource`."""
@@ -146,13 +160,16 @@ class ArraySource(ImageSource):
         return pixels
 
 
-def open_images(*places: str | Path | ImageSource, column: str = PATH) -> ImageSource:
+def open_images(
+    *places: str | Path | ImageSource, column: str = PATH, frames: Frames = "all"
+) -> ImageSource:
     """The images at a place, or at several.
 
     Args:
         places: a folder, with its subfolders; image files and folders; a table (`.csv`, `.tsv`)
             with a column of paths; or an archive (`.npz`).
         column: of a table, the column that names the files; relative paths start at its folder.
+        frames: which frames of a DICOM file are images; an encoder's `order` says which.
     """
     if len(places) == 1 and isinstance(places[0], ImageSource):
         return places[0]
@@ -168,10 +185,10 @@ def open_images(*places: str | Path | ImageSource, column: str = PATH) -> ImageS
     if first.is_file() and first.suffix.lower() == ARCHIVE:
         return _archive(first)
     if first.is_file() and first.suffix.lower() in TABLES:
-        return _table(first, column)
+        return _table(first, column, frames)
     found = [one.absolute() for path in paths for one in image_files(path)]
     root = first.absolute() if len(paths) == 1 and first.is_dir() else _common(paths)
-    return _files(root, sorted(set(found)))
+    return _files(root, sorted(set(found)), frames)
 
 
 def _common(paths: Sequence[Path]) -> Path:
@@ -179,29 +196,51 @@ def _common(paths: Sequence[Path]) -> Path:
     return Path(os.path.commonpath([path.absolute().parent for path in paths]))
 
 
-def file_source(paths: Sequence[Path]) -> FileSource:
+def file_source(paths: Sequence[Path], frames: Frames = "all") -> FileSource:
     """Files in the order in which they are given, one of them perhaps several times."""
     if not paths:
         raise DataError("there are no images")
     absolute = [path.absolute() for path in paths]
-    return _files(_common(absolute), absolute)
+    source = _files(_common(absolute), absolute, frames)
+    if len(source) > len(paths):
+        several = next(name for name in source.names if name not in source.files)
+        raise DataError(f"{several}: the file has several frames, but an image a file is needed")
+    return source
 
 
-def _files(root: Path, paths: Sequence[Path], notes: Sequence[str] = ()) -> FileSource:
+def file_of(source: Source) -> str:
+    """The file of an image."""
+    return source if isinstance(source, str) else source[0]
+
+
+def _name(path: Path, root: Path) -> str:
+    return printable(Path(os.path.relpath(path, root)).as_posix())
+
+
+def _files(
+    root: Path, paths: Sequence[Path], frames: Frames, notes: Sequence[str] = ()
+) -> FileSource:
     """Files as a source, named from a folder on."""
-    names = [printable(Path(os.path.relpath(path, root)).as_posix()) for path in paths]
-    pairs = zip(names, paths, strict=True)
-    files = [ImageFile(path, name) for name, path in pairs]
+    with Decoders() as decoders:
+        sources = decoders.sources([str(path) for path in paths], frames)
+    names, files = list[str](), list[ImageFile]()
+    for path, some in zip(paths, sources, strict=True):
+        name = _name(path, root)
+        for one in some:
+            names.append(name if isinstance(one, str) else f"{name}, frame {one[1] + 1}")
+            files.append(ImageFile(path, names[-1]))
     return FileSource(
         names=tuple(names),
         digest=listing_digest({"": files}),
         classes=tuple(name.partition("/")[0] if "/" in name else "" for name in names),
         notes=tuple(notes),
-        paths=tuple(str(path) for path in paths),
+        paths=tuple(one for some in sources for one in some),
+        root=root,
+        frames=frames,
     )
 
 
-def _table(path: Path, column: str) -> FileSource:
+def _table(path: Path, column: str, frames: Frames) -> FileSource:
     """The files that a table lists, each once, in its order."""
     folder = path.absolute().parent
     rows = read_table(path, column, [": name the column of paths with --path-column"])
@@ -212,7 +251,7 @@ def _table(path: Path, column: str) -> FileSource:
     again = len(listed) - len(paths)
     repeated = f"{counted(again, 'line')} of {path} name an image again, which is taken once"
     root = folder if all(one.is_relative_to(folder) for one in paths) else _common(paths)
-    return _files(root, paths, [repeated] if again else [])
+    return _files(root, paths, frames, [repeated] if again else [])
 
 
 def _archive(path: Path) -> ArraySource:
