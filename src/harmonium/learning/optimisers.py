@@ -8,7 +8,7 @@ torch's compiler, which takes more than a second in every process that trains.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -56,12 +56,8 @@ class SGD(_plain(torch.optim.SGD)):  # type: ignore[misc]
     """
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self) -> None:
         """One step; parameters without a gradient stay as they are."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             changes = [p.grad for p in parameters]
@@ -72,7 +68,6 @@ class SGD(_plain(torch.optim.SGD)):  # type: ignore[misc]
                 changes = self._with_momentum(parameters, changes, group["momentum"])
             if parameters:
                 torch._foreach_add_(parameters, changes, alpha=-group["lr"])
-        return loss
 
     step.hooked = True  # type: ignore[attr-defined]  # or torch wraps it, for its profiler
 
@@ -96,12 +91,8 @@ class Adam(_plain(torch.optim.Adam)):  # type: ignore[misc]
     """Torch's Adam with a learning rate and weight decay."""
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self) -> None:
         """One step; parameters without a gradient stay as they are."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for group in self.param_groups:
             by_steps: dict[int, list[nn.Parameter]] = {}
             for parameter in group["params"]:
@@ -110,7 +101,6 @@ class Adam(_plain(torch.optim.Adam)):  # type: ignore[misc]
                     by_steps.setdefault(steps, []).append(parameter)
             for steps, parameters in by_steps.items():
                 self._change(parameters, steps, group)
-        return loss
 
     step.hooked = True  # type: ignore[attr-defined]  # or torch wraps it, for its profiler
 
