@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harmonium.core.errors import ConfigError, DataError, HarmoniumError, Key
+from harmonium.data.sets.digits import Digits
 from harmonium.measures.eval_data import sets_of
 from harmonium.recipe.overrides import changes_of
 from harmonium.recipe.schema import Recipe
@@ -32,7 +33,7 @@ def test_public_images_that_are_not_there_are_named_by_their_own_path(path: str)
 def test_sets_to_evaluate_on_are_named_by_their_own_path(path: str) -> None:
     sets, _ = sets_of(changes_of(["on=npz", f"on.npz.path={path}"]))
     with pytest.raises(DataError) as error:
-        sets.load("npz", (8, 8, 1))
+        sets.load("npz", (8, 8, 1), Digits())
     assert path in str(error.value) and error.value.key == "on.npz.path"
 
 

@@ -66,6 +66,7 @@ def test_a_run_ends_with_the_bits_of_the_cpu(runs: dict[str, Any]) -> None:
 FEW: dict[str, list[str]] = {
     "knn": ["knn.k=5"],
     "personal": ["personal.clients=2"],
+    "sites": ["sites.least=1"],
     "semi": ["semi.draws=1", "semi.epochs=3"],
     "transfer": ["transfer.epochs=2", "on=digits", "on.digits.limit=40"],
 }

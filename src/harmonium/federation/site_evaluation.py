@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from harmonium.core import seeds
-from harmonium.core.devices import to_host
+from harmonium.core.devices import CPU, to_host, use_device
 from harmonium.core.errors import ConfigError, WireError, counted
 from harmonium.core.types import ClientId, Weights
 from harmonium.data.images import Integers
@@ -395,7 +395,8 @@ def _own_probe(
     examples = client.labelled.examples
     known = _features(method, client, model, examples, learned)
     labels = examples.host_labels(torch.from_numpy(learned))
-    scores, classes = probe_scores(known, labels, asked)
+    with use_device(CPU):  # where the features are; an accelerator would be read once a pass
+        scores, classes = probe_scores(known, labels, asked)
     shares = np.zeros((len(asked), how.classes))  # a class without images is never predicted
     shares[:, classes] = shares_of_logits(scores)
     return classes[scores.argmax(axis=1)], shares

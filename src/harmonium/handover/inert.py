@@ -36,6 +36,7 @@ COMPUTE = frozenset(
     re.findall(
         r"\w+",
         """
+    _assert_tensor_metadata
     _adaptive_avg_pool2d abs adaptive_avg_pool2d adaptive_max_pool2d add addmm amax amin arange
     avg_pool2d batch_norm bmm cat celu chunk clamp clamp_min clone constant_pad_nd contiguous
     conv1d conv2d detach div dropout einsum elu embedding exp expand flatten full full_like gelu
