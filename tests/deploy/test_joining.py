@@ -38,7 +38,7 @@ def test_a_site_that_refused_joins_once_it_accepts(stage, seen):
     """A policy refuses the plan, then late joining; its file is changed while the run goes on."""
     stage.init()
     stage.allow("methods: none", "methods: [fedsc]", "west")
-    server = stage.server("rounds=12", *MORE[1:])
+    server = stage.server("rounds=40", *MORE[1:])
     stage.sites()
     server.says("west does not take part: ")
     stage.until(1)
