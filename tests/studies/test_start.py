@@ -13,7 +13,9 @@ import harmonium
 from harmonium.cli.main import app
 from harmonium.core.errors import ConfigError, DataError
 from harmonium.data.decoding import pool
+from harmonium.data.inspection.kinds import Removal
 from harmonium.evaluation.verdict import label_free
+from harmonium.recipe.overrides import changes_of
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.estimate import Estimate
 from harmonium.studies import choices
@@ -162,6 +164,18 @@ def test_settings_that_are_given_are_not_chosen(photos: Path, home: Path) -> Non
     assert (given.encoder.name, given.clients, given.split.name) == ("resnet8", 4, "iid")
     assert (given.views.name, given.data.size) == ("digits", 12)
     assert dry("method=fedprox", "stop.patience=none").stop.patience is None
+
+
+def test_what_views_leave_out_reads_as_a_list(
+    photos: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_out = tuple(Removal(name, "", 0.9) for name in ("mirror", "large turns", "blur"))
+    for count, said in ((1, "without mirror"), (3, "without mirror, large turns and blur")):
+        found = replace(module.inspect(photos), removals=left_out[:count])
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "inspect", lambda *_, found=found: found)
+            choice = module.choose(photos, changes_of((*QUICK, "clients=1", "split=iid"), {}))
+        assert dict(choice.reasons)["views"].endswith(said)
 
 
 # ---- running -------------------------------------------------------------------------------------
