@@ -266,6 +266,8 @@ def test_a_missing_package_is_one_line(films, monkeypatch):
     monkeypatch.setattr(dicom, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'harmonium\[dicom\]'"):
         scan_of(films)
+    with pytest.raises(ConfigError, match=r"pip install 'harmonium\[dicom\]'"):
+        inspect(films)
 
 
 def test_files_that_cannot_be_decoded_are_named_with_the_reason(films):
@@ -423,3 +425,16 @@ def test_an_inspection_counts_frames(tmp_path):
     scan(tmp_path / "film.dcm", np.zeros((3, 8, 8), np.uint8), NumberOfFrames=3)
     scan(tmp_path / "one.dcm", np.zeros((8, 8), np.uint8))
     assert inspect(tmp_path).images == 4
+
+
+def test_an_inspection_says_how_patients_are_kept_together(films):
+    def said(*words):
+        found = inspect(films, *words)
+        assert not any(f"P{number}" in json.dumps(found.plain()) for number in range(5))
+        return any("data.group=patient" in note for note in found.notes)
+
+    assert said() and not said("data.group=patient")
+    for number in range(5):
+        (films / f"{number}.dcm").unlink()
+        Image.new("L", (8, 8), 40 * number).save(films / f"{number}.png")
+    assert not said()

@@ -118,6 +118,7 @@ def test_everything_in_a_folder_of_sites_is_counted(sites: Path) -> None:
     assert found.folders.startswith("sites, then classes")
     assert found.label == "level 2"
     assert found.clients.sizes == {"north": 41, "south": 31, "west": 2}
+    assert (found.columns[0].least, found.columns[0].most, found.columns[0].known) == (2, 41, 74)
     again = found.duplicates
     assert (again.groups, again.images, again.across, again.within) == (1, 3, 1, 0)
 

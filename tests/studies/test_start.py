@@ -13,6 +13,9 @@ import harmonium
 from harmonium.cli.main import app
 from harmonium.core.errors import ConfigError, DataError
 from harmonium.data.decoding import pool
+from harmonium.data.inspection.kinds import Removal
+from harmonium.evaluation.verdict import label_free
+from harmonium.recipe.overrides import changes_of
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.estimate import Estimate
 from harmonium.studies import choices
@@ -163,6 +166,18 @@ def test_settings_that_are_given_are_not_chosen(photos: Path, home: Path) -> Non
     assert dry("method=fedprox", "stop.patience=none").stop.patience is None
 
 
+def test_what_views_leave_out_reads_as_a_list(
+    photos: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_out = tuple(Removal(name, "", 0.9) for name in ("mirror", "large turns", "blur"))
+    for count, said in ((1, "without mirror"), (3, "without mirror, large turns and blur")):
+        found = replace(module.inspect(photos), removals=left_out[:count])
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "inspect", lambda *_, found=found: found)
+            choice = module.choose(photos, changes_of((*QUICK, "clients=1", "split=iid"), {}))
+        assert dict(choice.reasons)["views"].endswith(said)
+
+
 # ---- running -------------------------------------------------------------------------------------
 
 
@@ -186,13 +201,37 @@ def test_a_started_run_is_repeated_to_the_bit_and_continued(
         assert (out / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
     monkeypatch.setattr(module, "inspect", None)  # nothing is chosen again
-    continued = harmonium.start(photos, out=out)
+    continued = harmonium.start(photos, out=out, callbacks=Notes())
+    assert any(f"harmonium resume {out} rounds=" in note for note in notes)
     assert continued.reasons == started.reasons
     assert continued.result.rounds == started.result.rounds
     with pytest.raises(ConfigError, match="rounds"):
         harmonium.start(photos, "rounds=4", out=out)
     with pytest.raises(ConfigError, match="another --out"):
         harmonium.start(tmp_path, out=out)
+
+
+def test_without_labels_the_verdict_is_of_the_features(tmp_path: Path, home: Path) -> None:
+    for number in range(40):
+        pixels = RNG.integers(0, 256, (16, 16, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    started = harmonium.start(tmp_path, *QUICK, "rounds=1", "clients=2")
+    assert started.result.verdict == ""
+    used, before = (
+        figures["health"]["directions"]
+        for figures in (started.result.figures, started.result.untrained)
+    )
+    assert f"{used:.1f} directions (untrained {before:.1f})" in started.verdict
+    assert started.plain()["verdict"] == started.verdict
+
+
+def test_the_verdict_without_labels_names_a_collapse() -> None:
+    health = {"finite": True, "directions": 1.0, "effective_rank": 1.0, "spread": 0.1}
+    assert "Not collapsed" in label_free(health, health)
+    said = label_free({**health, "warnings": ["It has collapsed onto few directions."]}, health)
+    assert said.startswith("Collapsed") and "onto few directions" in said
+    assert "not finite" in label_free({}, health)
+    assert "not finite" in label_free({"finite": False, "directions": None}, health)
 
 
 def test_what_would_be_overwritten_or_cannot_work_is_refused(

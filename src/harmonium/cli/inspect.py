@@ -86,6 +86,8 @@ def start(
         print(json.dumps({**done.plain(), "result": result_tree(done.result)}))
         return
     show_result(done.result, as_json)
+    if not done.result.verdict:  # else it is shown with the figures
+        say_prose(f"verdict  {done.verdict}")
     if done.file is not None:
         say(f"recipe   {done.file}")
     for command in done.next:

@@ -142,6 +142,35 @@ def verdict(
     return Verdict(sentence(differences), () if better else tuple(reasons), plain)
 
 
+def label_free(health: Mapping[str, Any], untrained: Mapping[str, Any]) -> str:
+    """What can be said of an encoder without labels, in plain words.
+
+    Args:
+        health: of the encoder, as `Evaluator` gives it.
+        untrained: the same of the encoder before training.
+
+    >>> before = {"finite": True, "directions": 3.0, "effective_rank": 9.1, "spread": 0.12}
+    >>> label_free({**before, "directions": 7.21}, before).partition(";")[0]
+    'Not collapsed: features use about 7.2 directions (untrained 3.0)'
+    """
+    if not health.get("finite"):
+        return "Unusable: its features are not finite numbers."
+    if warnings := health.get("warnings"):
+        return f"Collapsed. {warnings[0]}"
+
+    def of(key: str, digits: int, unit: str = "") -> str:
+        before = untrained.get(key)
+        known = "" if before is None else f" (untrained {before:.{digits}f})"
+        return f"{health[key]:.{digits}f}{unit}{known}"
+
+    return (
+        f"Not collapsed: features use about {of('directions', 1, ' directions')}; effective rank "
+        f"{of('effective_rank', 1)}, spread {of('spread', 2)}. Without labels nothing more can "
+        "be said: give labels by class folders, by data.label_column of a table, or to "
+        "`harmonium classify fit`."
+    )
+
+
 def changes(plain: Mapping[str, Answers], whitened: Mapping[str, Answers]) -> dict[str, Any]:
     """What whitening changes, by probe: accuracies before and after, and whether beyond noise."""
     differences = {

@@ -73,7 +73,10 @@ def load_tree(name: str) -> dict[str, Any]:
     if path.suffix == ".safetensors":
         raise ConfigError(f"{name} holds weights: name a method or recipe first, then init={name}")
     if path.is_dir():
-        raise ConfigError(f"{name} is a folder: name a method, a recipe or a YAML file")
+        raise ConfigError(
+            f"{name} is a folder: name a method, a recipe or a YAML file; for a folder of images: "
+            f"harmonium start {name}"
+        )
     known = {*shipped, *methods.table()}
     raise ConfigError(f"unknown method or recipe '{name}': {suggest(name, known)}")
 

@@ -22,6 +22,7 @@ from harmonium.data.inspection import Inspection, inspect
 from harmonium.data.inspection.advice import command, word
 from harmonium.data.inspection.kinds import CALLED
 from harmonium.data.partition import make_split
+from harmonium.evaluation.verdict import label_free
 from harmonium.recipe.overrides import Change, changes_of
 from harmonium.recipe.schema import Recipe
 from harmonium.report.run_progress import clock
@@ -29,6 +30,7 @@ from harmonium.runs.estimate import Estimate, estimated
 from harmonium.runs.loop import Result
 from harmonium.runs.open_run import read_recipe
 from harmonium.runs.start import RUN, new_folder, resume, run
+from harmonium.storage.run_folder import RESULT
 from harmonium.studies import choices
 from harmonium.studies.choices import Facts, chosen
 from harmonium.studies.diagnosis import Finding, diagnose
@@ -76,7 +78,16 @@ class Started:
             about["estimate"] = estimate and estimate.plain()
             about["diagnosis"] = finding and finding.plain()
             about["inspection"] = self.choice.inspection.plain()
-        return {**about, "next": list(self.next)}
+        return {**about, "verdict": self.verdict, "next": list(self.next)}
+
+    @property
+    def verdict(self) -> str:
+        """How good the encoder is: against references, or by label-free figures without labels."""
+        if self.result is None:
+            return ""
+        figures, before = self.result.figures, self.result.untrained
+        own, untrained = figures.get("health", {}), before.get("health", {})
+        return self.result.verdict or label_free(own, untrained)
 
     @property
     def next(self) -> tuple[str, ...]:
@@ -163,7 +174,11 @@ def _continued(folder: Path, path: Path, given: Sequence[Change], callbacks: Cal
             if not line.startswith("# ") or not colon:
                 break
             reasons.append((heading, text))
-    result = resume(folder, callbacks=callbacks)
+    with called(callbacks) as callback:
+        if (folder / RESULT).exists():
+            further = command(["harmonium", "resume", str(folder), f"rounds={2 * recipe.rounds}"])
+            callback.note(f"its rounds stay {recipe.rounds}; to train it further: {further}")
+        result = resume(folder, callbacks=callback)
     return Started(recipe, tuple(reasons), None, file if file.exists() else None, result)
 
 
@@ -303,7 +318,8 @@ def _reasons(
     where = facts.device if facts.device != "cpu" else f"a CPU with {counted(facts.cores, 'core')}"
     channels = inspection.suggestion.channels
     yield "encoder", f"{network.name}{width} at {side}x{side}x{channels} pixels, on {where}"
-    left_out = ", ".join(removal.augmentation for removal in inspection.removals)
+    *first, last = [removal.augmentation for removal in inspection.removals] or [""]
+    left_out = f"{', '.join(first)} and {last}" if first else last
     without = f"without {left_out}" if left_out else "nothing that was measured speaks against them"
     yield "views", f"{recipe.views.name}, {without}"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import yaml
 
 from harmonium.core.errors import ConfigError, DataError, counted
 from harmonium.data.cache import printable
+from harmonium.data.decoding.dicom import is_dicom
 from harmonium.data.images import GROUP
 from harmonium.data.inspection import advice
 from harmonium.data.inspection.advice import Clients, Suggestion, command
@@ -148,13 +149,14 @@ def _given(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _structure(listing: Listing, read: Read, given: Mapping[str, str]) -> Structure:
+    """What columns or folders mean, by the images that can be read."""
+    images = [listing.images[at] for at in read.places]
+    columns = {name: [some[at] for at in read.places] for name, some in listing.columns.items()}
+    listing = replace(listing, images=images, columns=columns)
     if listing.form == "csv":
         return of_table(listing)
-    forms: list[tuple[tuple[int, int], str] | None] = [None] * len(listing.images)
-    for at, size, kind in zip(read.places, read.sizes, read.kinds, strict=True):
-        forms[at] = (size, kind)
-    settings = {**listing.settings, **given}
-    return of_folder(Listing(**{**vars(listing), "settings": settings}), forms)
+    forms = list(zip(read.sizes, read.kinds, strict=True))
+    return of_folder(replace(listing, settings={**listing.settings, **given}), forms)
 
 
 @dataclass(frozen=True)
@@ -358,4 +360,19 @@ class _Found:
                 )
             if missing := self._clients().count(""):
                 notes.append(f"{counted(missing, 'image')} without a client would be left out")
+        if self._may_share_patients():
+            notes.append(
+                "DICOM files may be of the same patients: data.group=patient keeps the images of "
+                "one patient together in held-out parts and clients"
+            )
         return notes
+
+    def _may_share_patients(self) -> bool:
+        """Whether there are DICOM files, and nothing says what is kept together."""
+        if (
+            self.listing is None
+            or self.structure.group
+            or {"group", "group_column"} & {*self.given}
+        ):
+            return False
+        return any(is_dicom(self.listing.images[at].path) for at in self.read.places)

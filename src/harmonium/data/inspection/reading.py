@@ -21,6 +21,7 @@ from harmonium.core.progress import emit, work
 from harmonium.core.seeds import numpy_rng
 from harmonium.data.cache import Writer
 from harmonium.data.decoding.conversion import shaped
+from harmonium.data.decoding.dicom import check_installed
 from harmonium.data.decoding.pool import Decoders
 from harmonium.data.decoding.worker import Answer, Order, Source
 from harmonium.data.images import UNKNOWN, Pixels
@@ -65,6 +66,7 @@ def sides(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
 def read_files(images: Sequence[Listed], depth: int | None, workers: int | None = None) -> Read:
     """Read image files; `depth` says how many bits 16-bit grey uses, else they are counted."""
     paths = [str(image.path) for image in images]
+    check_installed(paths)
     with Decoders(workers) as decoders:
         heads = _answers(decoders, "headers", paths, Order(head=True))
         files = [row for row, head in enumerate(heads) if not head.error]

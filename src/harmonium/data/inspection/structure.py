@@ -203,12 +203,12 @@ def _best(columns: Sequence[Column], role: Role) -> str | None:
 # ---- folders -------------------------------------------------------------------------------------
 
 
-def of_folder(listing: Listing, forms: Sequence[Form | None]) -> Structure:
+def of_folder(listing: Listing, forms: Sequence[Form]) -> Structure:
     """What the subfolders of a folder look like: classes, sites, or sites and then classes.
 
     Args:
         listing: the folder's images.
-        forms: size and mode of each image, None where it cannot be read.
+        forms: size and mode of each image.
     """
     first, second = (listing.columns[level] for level in LEVELS)
     columns = [_column(level, listing.columns[level]) for level in LEVELS]
@@ -266,9 +266,7 @@ def _folder_notes(*, is_site: bool, nested: bool, shared: bool) -> tuple[str, ..
     return ()
 
 
-def _sites(
-    names: Sequence[str], first: Sequence[str], forms: Sequence[Form | None]
-) -> tuple[bool, str]:
+def _sites(names: Sequence[str], first: Sequence[str], forms: Sequence[Form]) -> tuple[bool, str]:
     """Whether folders are sites, by their names or else by the form of their images; and why."""
     sounding = [name for name in names if word_of(name) in _SITES or name.lower() in _COMPASS]
     if len(names) > 1 and len(sounding) >= NAMED * len(names):
@@ -281,11 +279,11 @@ def _sites(
     )
 
 
-def _own_form(first: Sequence[str], forms: Sequence[Form | None]) -> float | None:
+def _own_form(first: Sequence[str], forms: Sequence[Form]) -> float | None:
     """The share of images that have the form of their folder, if most folders have one alone."""
     by_folder: dict[str, Counter[Form]] = {}
     for name, form in zip(first, forms, strict=True):
-        if name and form is not None:
+        if name:
             by_folder.setdefault(name, Counter())[form] += 1
     usual = {name: forms_.most_common(1)[0] for name, forms_ in by_folder.items()}
     if len(usual) < 2 or len({form for form, _ in usual.values()}) <= len(usual) / 2:
