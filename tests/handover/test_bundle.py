@@ -10,14 +10,19 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 from torch import nn
 
 import harmonium
 from harmonium.core import files
 from harmonium.core.errors import ConfigError, HarmoniumError, StoreError
+from harmonium.data.decoding import dicom
+from harmonium.data.decoding.conversion import Levels
 from harmonium.handover import export as exporting
 from harmonium.handover.account import left_by_client, read_account
 from harmonium.handover.bundle import SIGNATURE, SUMS
+from harmonium.handover.card import card, grey_levels
 from harmonium.handover.export import Bundle, export
 from harmonium.handover.golden import difference, golden_images
 from harmonium.handover.verify import verify
@@ -62,6 +67,7 @@ def test_a_bundle_is_whole_and_verifies(bundle: Bundle, key: Path) -> None:
     assert outcomes(bundle.folder)["signature"] is None
     config = json.loads((bundle.folder / "config.json").read_bytes())
     assert (config["size"], config["channels"], config["fit"]) == ([12, 12], 3, "cut")
+    assert config["grey_levels"]["dicom"] in (bundle.folder / "MODEL_CARD.md").read_text()
     assert config["features"] == 8 and config["files"].keys() == ALL - {
         "config.json", SIGNATURE, SUMS
     }  # fmt: skip
@@ -95,6 +101,7 @@ def test_the_card_has_figures_references_and_what_left(bundle: Bundle, run: Path
     about = RunFolder(run).about()
     assert about["split"] in text and about["data"] in text and about["recipe"] in text
     assert re.search(r"\| 1 \| .*\| statistic|statistic", text) and "| all |" in text
+    assert "simulation" in text and "server.pub -signature" not in text
 
 
 def test_left_bytes_are_those_of_the_ledger(run: Path) -> None:
@@ -299,15 +306,15 @@ def test_what_cannot_be_exported_is_said_in_one_line(run: Path, tmp_path: Path, 
     for place in (several, run / "bundle", run):
         with pytest.raises(ConfigError, match="--out"):
             export(run, place)
-    with pytest.raises(StoreError, match="private key"):
+    with pytest.raises(StoreError, match=r"site\.pub is a public key.*site\.key"):
         export(run, tmp_path / "bundle", key=key.with_name("site.pub"))
     assert not (tmp_path / "bundle").exists()
 
 
-def of_federation(run: Path, folder: Path, federation: Path) -> Path:
+def of_federation(run: Path, folder: Path, federation: Path, **more: Any) -> Path:
     """The run as the server of a federation would have it, whose images are elsewhere."""
     shutil.copytree(run, folder)
-    (folder / "result.json").write_text(json.dumps({"figures": {}, "untrained": {}}))
+    (folder / "result.json").write_text(json.dumps({"figures": {}, "untrained": {}} | more))
     written = RunFolder(folder)
     roll = [{"client": client, "examples": 30, "name": "north"} for client in (0, 1)]
     about = written.about() | {"federation": {"folder": str(federation), "roll": roll}}
@@ -326,9 +333,108 @@ def test_a_federations_run_is_signed_with_its_key_and_says_what_is_missing(
     assert checks["signature"] is True
     text = (bundle.folder / "MODEL_CARD.md").read_text()
     assert "not evaluated" in text and "60 images at 2 clients" in text and "north" not in text
+    assert "simulation" not in text
     shutil.rmtree(federation.folder)
     unsigned = export(server, tmp_path / "unsigned")
     assert "signing.key" in unsigned.unsigned and not unsigned.signed_by
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_figures_of_the_sites_are_on_the_card_by_number(
+    run: Path, tmp_path: Path, plain: None, together: bool
+) -> None:
+    one = {"images": 20, "accuracy": 0.812, "commonest": 0.4, "balanced": 0.734, "seen": 5}
+    one |= {"auroc": 0.91, "auroc_error": 0.01, "confusion": [[1]]}
+    figures = {"protocol": "ridge", "answered": 3, "of": 4, "all": one, "classes": ["wart"]}
+    if not together:
+        worst = {"client": 2, "site": "north", **one, "accuracy": 0.512, "auroc": None}
+        figures |= {"by_site": [worst], "mean": {**one, "images": None}}
+    server = of_federation(run, tmp_path / "server-run", tmp_path / "federation", sites=figures)
+    text = (export(server, tmp_path / "bundle").folder / "MODEL_CARD.md").read_text()
+    assert "not evaluated" not in text and "north" not in text and "wart" not in text
+    assert "a site may have set another rule" in text
+    assert ("secure aggregation there are no" in text) is together
+    over_all = next(line for line in text.splitlines() if line.startswith("| all images "))
+    assert all(figure in over_all for figure in ("81.2", "73.4", "91.0"))
+    assert ("| client 2 " in text and "51.2" in text) is not together
+    empty = {"protocol": "ridge", "answered": 0, "of": 4, "why": "no site sent counts"}
+    nobody = of_federation(run, tmp_path / "nobody", tmp_path / "federation", sites=empty)
+    text = (export(nobody, tmp_path / "other").folder / "MODEL_CARD.md").read_text()
+    assert "not evaluated" in text and "no site sent counts" in text
+
+
+def scan(path: Path, **elements: Any) -> Path:
+    """A grey DICOM file of 12 bits."""
+    stored = np.random.default_rng(3).integers(0, 3000, (20, 24)).astype(np.uint16)
+    one = Dataset()
+    one.file_meta = FileMetaDataset()
+    one.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    one.file_meta.MediaStorageSOPClassUID = CTImageStorage
+    one.file_meta.MediaStorageSOPInstanceUID = generate_uid()
+    one.Rows, one.Columns, one.SamplesPerPixel = 20, 24, 1
+    one.BitsAllocated, one.BitsStored, one.HighBit, one.PixelRepresentation = 16, 12, 11, 0
+    one.PhotometricInterpretation, one.PixelData = "MONOCHROME2", stored.tobytes()
+    one.RescaleSlope, one.RescaleIntercept = 1, -1024
+    for name, value in elements.items():
+        setattr(one, name, value)
+    one.save_as(path, enforce_file_format=True)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("elements", "levels"),
+    [
+        ({"WindowCenter": 40, "WindowWidth": 400}, {}),
+        ({"WindowCenter": [300, 40], "WindowWidth": [900, 400]}, {}),
+        ({"PhotometricInterpretation": "MONOCHROME1"}, {}),
+        ({"WindowCenter": 40, "WindowWidth": 400}, {"window": [100, 1500]}),
+        ({"WindowCenter": 40, "WindowWidth": 400}, {"percentiles": [5, 95]}),
+    ],
+)
+def test_the_documented_code_makes_the_bytes_of_training_from_dicom(
+    bundle: Bundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    elements: dict[str, Any],
+    levels: dict[str, Any],
+) -> None:
+    given: list[Any] = []
+
+    class Session:
+        def run(self, names: list[str], inputs: dict[str, Any]) -> list[Any]:
+            given.append(inputs["images"])
+            return given
+
+    scan(tmp_path / "scan.dcm", **elements)
+    (tmp_path / "encoder").mkdir()
+    config = json.loads((bundle.folder / "config.json").read_bytes()) | levels
+    (tmp_path / "encoder" / "config.json").write_text(json.dumps(config))
+    page = Path(__file__).parents[2] / "docs" / "handover.md"
+    codes = re.findall(r"```\n(.*?)```", page.read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(next(code for code in codes if "pydicom" in code), {"session": Session()})  # noqa: S102
+    read = np.asarray(dicom.frame("scan.dcm", 0, Levels(**levels)))
+    assert given[0].shape == (1, 20, 24, 1) and len(np.unique(read)) > 50
+    assert np.array_equal(given[0][0, ..., 0], read)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({}, {"dicom": "own window", "grey16": "depth"}),
+        ({"depth": 12}, {"dicom": "not by depth", "grey16": "4095"}),
+        ({"window": [40, 400]}, {"dicom": "width 400", "grey16": "width 400"}),
+        ({"percentiles": [1, 99]}, {"dicom": "percentile 99", "grey16": "percentile 99"}),
+    ],
+)
+def test_the_rule_for_grey_levels_is_told(
+    loaded: Any, run: Path, more: dict[str, Any], words: dict[str, str]
+) -> None:
+    encoder, account = loaded(nn.Flatten(), (8, 8), 1, **more), read_account(run)
+    told = grey_levels(account, encoder)
+    text = card(account, encoder, {}, "", "")
+    for kind, word in words.items():
+        assert word in told[kind] and told[kind] in text
 
 
 def test_features_that_differ_are_seen() -> None:

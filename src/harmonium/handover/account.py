@@ -17,6 +17,7 @@ from harmonium.core.callbacks import Callback
 from harmonium.core.errors import StoreError
 from harmonium.core.types import ClientId
 from harmonium.federation.method import Method
+from harmonium.federation.site_evaluation import FIGURES
 from harmonium.federation.wire import STEPS
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.loop import Result, RunLoop
@@ -42,6 +43,11 @@ class Account:
     digests: Mapping[str, str] = field(default_factory=dict)  # of images and of split
     method: tuple[str, ...] = ()  # the card of the method, in lines
     privacy: tuple[str, ...] = ()  # the privacy report, in lines
+
+    @property
+    def simulated(self) -> bool:
+        """Whether all clients were on one machine, which had their images."""
+        return self.federation is None and not self.at_site
 
     @property
     def rounds(self) -> int:
@@ -97,6 +103,7 @@ def _of_site(path: Path) -> Account:
             tuple(about.get("metrics", ())),
             references=about.get("references", {}),
             against=about.get("verdict", {}),
+            sites=about.get(FIGURES, {}),
         )
         return Account(recipe, result, {0: dict(left)}, at_site=True)
 

@@ -13,8 +13,10 @@ from harmonium.core.registry import recipe_name
 from harmonium.handover.account import Account, Left
 from harmonium.handover.bundle import ONNX, PROGRAM, SIGNATURE, SUMS
 from harmonium.learning.encoders.given import Given
+from harmonium.report import sites
 from harmonium.report.results import probe_table
 from harmonium.report.run_progress import size_of
+from harmonium.report.tables import markdown
 from harmonium.runs.export import LoadedEncoder
 
 MOST_CLIENTS = 50  # of whom a table has a row each
@@ -41,7 +43,7 @@ def card(
         licence: its terms in the exporter's words; empty: not stated.
     """
     sections = {
-        "Use": _use(encoder, left_out),
+        "Use": _use(account, encoder, left_out),
         "Training data": _data(account, encoder),
         "Training": _training(account),
         "How good it is": _figures(account),
@@ -65,6 +67,29 @@ def card(
     return "\n".join(lines) + "\n"
 
 
+def grey_levels(account: Account, encoder: LoadedEncoder) -> dict[str, str]:
+    """How grey values of more than 8 bits became bytes, in words, by the kind of file."""
+    levels = encoder.levels
+    if levels.window is not None:
+        centre, width = levels.window
+        how = f"the window of centre {centre:g} and width {width:g}, as DICOM defines windows"
+        return {"dicom": f"after its rescale, {how}", "grey16": how, "float": how}
+    if levels.percentiles is not None:
+        low, high = levels.percentiles
+        how = f"percentile {low:g} of each image is black, percentile {high:g} white"
+        return {"dicom": f"after its rescale, without padding, {how}", "grey16": how, "float": how}
+    depth = levels.depth
+    other = "" if account.simulated else "; a site may have set another rule for its own files"
+    return {
+        "dicom": (
+            "after its rescale, the file's own window or lookup table, the first if it has "
+            f"several; without one, the full range of its stored bits; not by depth{other}"
+        ),
+        "grey16": f"by depth: 0 is black, {(1 << depth) - 1} ({depth} bits) and above white{other}",
+        "float": f"not taken{other}",
+    }
+
+
 def is_named(about: Mapping[str, Any]) -> bool:
     """Whether an encoder is one of Harmonium's, which its metadata names; others must be given."""
     name = str(about["encoder"]["name"])
@@ -76,7 +101,7 @@ def _name(encoder: LoadedEncoder) -> str:
     return str(about.get("network") or about["name"])
 
 
-def _use(encoder: LoadedEncoder, left_out: Mapping[str, str]) -> Iterator[str]:
+def _use(account: Account, encoder: LoadedEncoder, left_out: Mapping[str, str]) -> Iterator[str]:
     """Code that works in the folder of the bundle."""
     height, width = encoder.size
     whiten = f", whiten={encoder.whitening.directions}" if encoder.whitening else ""
@@ -84,6 +109,8 @@ def _use(encoder: LoadedEncoder, left_out: Mapping[str, str]) -> Iterator[str]:
         f"Give it images as they are: uint8 of any size, channels last. {_fitted(encoder)} All "
         "preparation is inside; do not resize or normalise before."
     )
+    if encoder.channels in (1, 3):  # grey images have no other number
+        yield from _deep(account, encoder)
     if is_named(encoder.about):
         yield from ("", "With Harmonium:", "")
         yield from _python(
@@ -118,6 +145,20 @@ def _use(encoder: LoadedEncoder, left_out: Mapping[str, str]) -> Iterator[str]:
         yield "Check the bundle first (see below): torch.export.load may execute code of a program."
     for name, why in left_out.items():
         yield from ("", f"The bundle has no `{name}`: {why}.")
+
+
+def _deep(account: Account, encoder: LoadedEncoder) -> Iterator[str]:
+    """How images of more than 8 bits become bytes."""
+    how = grey_levels(account, encoder)
+    yield ""
+    yield (
+        "Harmonium reads files of more than 8 bits as those of training. For the other forms below "
+        "make bytes of them first, by the same rule (`grey_levels` of `config.json`):"
+    )
+    yield ""
+    names = {"dicom": "DICOM", "grey16": "16-bit grey", "float": "floating-point grey"}
+    yield from (f"- {name}: {how[key]}." for key, name in names.items())
+    yield "- MONOCHROME1 of DICOM is inverted afterwards, so that 0 is black."
 
 
 def _python(*lines: str) -> Iterator[str]:
@@ -157,16 +198,11 @@ def _data(account: Account, encoder: LoadedEncoder) -> Iterator[str]:
         yield f"- Training: {total} ({each})"
     if account.federation is not None:
         yield "- The images stayed at the sites, so nobody else has looked at them"
-    elif not account.at_site:
+    elif account.simulated:
         yield f"- Split among clients: {_brief(account.recipe.split)}"
     for key, words in (("data", "images"), ("split", "split")):
         if key in account.digests:
             yield f"- SHA-256 of the {words}: `{account.digests[key]}`"
-    levels = encoder.levels
-    if levels.window is not None:
-        yield f"- Values of more than 8 bits: window, centre and width {list(levels.window)}"
-    elif levels.percentiles is not None:
-        yield f"- Values of more than 8 bits: percentiles {list(levels.percentiles)} of each image"
 
 
 def _training(account: Account) -> Iterator[str]:
@@ -200,8 +236,35 @@ def _brief(settings: Any) -> str:
 
 
 def _figures(account: Account) -> Iterator[str]:
-    """Probes with their references, or that there are none."""
+    """Probes with their references, and figures of the sites' own images."""
+    at_sites = account.result.sites
     names, rows = probe_table(account.result)
+    if rows or "all" not in at_sites:
+        yield from _probes(account, names, rows)
+    if at_sites:
+        yield from ([""] if rows or "all" not in at_sites else [])
+        # A site's summary never has figures of single sites, whatever the aggregation.
+        yield from _at_sites({"by_site": (), **at_sites} if account.at_site else at_sites)
+
+
+def _at_sites(figures: Mapping[str, Any]) -> Iterator[str]:
+    """Figures that the sites counted on their own images; sites have numbers here, no names."""
+    numbered = [
+        {key: value for key, value in row.items() if key != "site"}
+        for row in figures.get("by_site", ())
+    ]
+    if rows := sites.rows({**figures, "by_site": numbered}):
+        yield f"{sites.title(figures)}:"
+        yield from ("", *markdown(rows, digits=1).splitlines(), "")
+        yield f"{sites.LEGEND}."
+        yield ""
+    yield from (f"Evaluation at the sites: {text}." for text in sites.remarks(figures))
+
+
+def _probes(
+    account: Account, names: Sequence[str], rows: Sequence[tuple[str, list[str]]]
+) -> Iterator[str]:
+    """Probes with their references, or that there are none."""
     if not rows:
         yield (
             "It was not evaluated with labels"
@@ -250,6 +313,12 @@ def _left(account: Account) -> Iterator[str]:
     totals = Counter[str]()
     for sizes in left.values():
         totals.update(sizes)
+    if account.simulated:
+        yield (
+            "This run was a simulation: all clients were on one machine, which had their images, "
+            "so nothing left a site. These bytes are what each client would send in a federation."
+        )
+        yield ""
     whose = "this site" if account.at_site else "each client"
     yield f"Bytes that left {whose}, by the kind that the exchange declares, from the ledger."
     yield ""
@@ -299,8 +368,12 @@ def _limits(account: Account, encoder: LoadedEncoder) -> Iterator[str]:
 def _check(signed_by: str) -> Iterator[str]:
     if signed_by:
         yield f"Signed by the key with the fingerprint `{signed_by}`."
-        yield "Get the public key from its owner, not from whoever gave you the bundle. Then:"
-        key = " --key server.pub"
+        yield (
+            "Get the public key from its owner, not from whoever gave you the bundle: `server.pub` "
+            "of a federation, or the file of whoever signed with a key of their own, such as "
+            "`site.pub`. Put its path for PUBLIC_KEY:"
+        )
+        key = " --key PUBLIC_KEY"
     else:
         yield "This bundle is not signed: its digests show damage, not who made it."
         key = ""
@@ -308,7 +381,7 @@ def _check(signed_by: str) -> Iterator[str]:
     yield "Without Harmonium:"
     yield from ("", "```", f"sha256sum -c {SUMS}")
     if signed_by:
-        yield f"openssl dgst -sha256 -verify server.pub -signature {SIGNATURE} {SUMS}"
+        yield f"openssl dgst -sha256 -verify PUBLIC_KEY -signature {SIGNATURE} {SUMS}"
     yield "```"
 
 

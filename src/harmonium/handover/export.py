@@ -34,7 +34,7 @@ from harmonium.handover.bundle import (
     sign,
     sums_text,
 )
-from harmonium.handover.card import card
+from harmonium.handover.card import card, grey_levels
 from harmonium.handover.golden import TOLERANCE, difference, golden_arrays, pairs
 from harmonium.handover.programs import (
     FEATURES,
@@ -127,7 +127,7 @@ def _write(
     contents |= programs
     contents[CARD] = card(account, encoder, left_out, signed_by, licence).encode()
     digests = {name: files.digest_of(data) for name, data in contents.items()}
-    config = _config(encoder, digests, left_out, signed_by, licence)
+    config = _config(account, encoder, digests, left_out, signed_by, licence)
     contents[CONFIG] = json.dumps(config, indent=1).encode()
     digests[CONFIG] = files.digest_of(contents[CONFIG])
     contents[SUMS] = sums_text(digests)
@@ -187,6 +187,7 @@ def _npz(arrays: Mapping[str, Any]) -> bytes:
 
 
 def _config(
+    account: Account,
     encoder: LoadedEncoder,
     digests: Mapping[str, str],
     left_out: Mapping[str, str],
@@ -205,6 +206,7 @@ def _config(
         "channels": encoder.channels,
         "fit": encoder.fit,
         "interpolation": "bicubic, as Pillow computes it",
+        "grey_levels": grey_levels(account, encoder),
         "depth": encoder.levels.depth,
         "window": about.get("window"),
         "percentiles": about.get("percentiles"),

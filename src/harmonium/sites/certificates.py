@@ -124,6 +124,8 @@ def make_server_certificate(
 def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """A private key that nobody but its owner can read."""
     data = read_bytes(path)
+    if b"PUBLIC KEY" in data and b"PRIVATE KEY" not in data:
+        raise StoreError(f"{path} is a public key: give the private key of the pair, e.g. site.key")
     mode = stat.S_IMODE(path.stat().st_mode)
     if os.name == "posix" and mode & 0o077:
         raise StoreError(f"{path} can be read by others (mode {mode:o}): run chmod 600 {path}")
