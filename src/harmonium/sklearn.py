@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
@@ -28,6 +29,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from harmonium.core.devices import AUTO
 from harmonium.core.errors import ConfigError, DataError, StoreError, counted
+from harmonium.data.cache import printable
 from harmonium.data.decoding.in_memory import Layout, channels_last, check_uint8, is_array
 from harmonium.data.images import CHANNELS
 from harmonium.evaluation import features as evaluation
@@ -122,7 +124,8 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         with on_device(self.device, encoder):
             if isinstance(images, list):
                 source = file_source(images, encoder.order().frames)
-                job = Job(encoder, encoder, source, FEATURES, 0, self.batch, "refuse")
+                source = replace(source, names=tuple(printable(str(path)) for path in images))
+                job = Job(encoder, encoder, source, FEATURES, 0, self.batch, "refuse", remedy="")
                 return job.in_memory().matrix()
             with torch.random.fork_rng(devices=[]):
                 rows = evaluation.embed(encoder, images, lambda pixels: pixels, self.batch)

@@ -384,3 +384,8 @@ def test_a_server_says_what_it_can_before_any_site_connects(
     plan = json.loads(capsys.readouterr().out)["plan"]
     assert plan["works"] and plan["clients"]["count"] == 2 and plan["time"] is None
     assert plan["traffic"]["exact"] and plan["image"] > 0
+    words += ["data=sites", "evaluate.sites=ridge", "evaluate.sites_classes=[a,b]"]
+    monkeypatch.setattr("sys.argv", ["harmonium", "server", "start", FedAvg, *words, *folder])
+    main()
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["plan"]["works"] and shown["digest"] == shown["plan"]["digest"]

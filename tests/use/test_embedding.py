@@ -283,9 +283,16 @@ def test_names_from_files_tables_and_archives(
     inside = photos / "list.csv"
     inside.write_text("file;label\nsouth/02.png;x\nnorth/../north/01.png;y\n")
     assert open_images(inside, column="file").names == ("south/02.png", "north/01.png")
+    assert open_images(inside).names == ("south/02.png", "north/01.png")
+    inside.write_text("file;label\none;x\nother;y\n")
     with pytest.raises(DataError, match="path.*--path-column"):
         open_images(inside)
     inside.unlink()
+    table.write_text("path\nnorth/01.png\nsouth/02.png\n")  # relative to another folder
+    with pytest.raises(DataError, match=r"2 of 2 .*list\.csv.*north/01\.png.*folder"):
+        open_images(table)
+    table.write_text(f"path\nnorth/01.png\nsouth/02.png\n{listed[0]}\n")
+    assert "2 of 3" in open_images(table).notes[0]
     pixels = np.random.default_rng(0).integers(0, 256, (12, 20, 14, 3), dtype=np.uint8)
     np.savez(tmp_path / "set.npz", train_x=pixels[:8], test_x=pixels[8:])
     features = embed(trained, tmp_path / "set.npz")

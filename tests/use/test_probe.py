@@ -69,7 +69,7 @@ def test_labels_of_nothing_or_of_several_images_are_listed(tmp_path: Path) -> No
     assert "gone.png" in notes[0] and "1 label of 2" in notes[0]
     for labels, named in (
         ([Label("1.png", "x"), Label("2.png", "y")], r"1\.png \(a/1\.png, b/1\.png\)"),
-        ([Label("a/1.png", "x"), Label("a/1.png", "y")], r"a/1\.png \(x, y\)"),
+        ([Label("a/1.png", "x"), Label("a/1.png", "y")], r"a/1\.png \(x, y\)$"),
         ([Label("other.png", "x")], r"other\.png"),
     ):
         with pytest.raises(DataError, match=named):
@@ -124,7 +124,9 @@ def test_labels_that_cannot_be_validated_are_refused_or_noted() -> None:
             probes._folds(columns, groups, 5, 0, print, "abcdefgh")
     notes = list[str]()
     probes._folds(np.array([0, 0, 0, 1, 1, 2]), None, 5, 0, notes.append, ["a", "b", "rare"])
-    assert "rare" in notes[0]
+    assert "rare (1)" in notes[0] and "b (2)" in notes[0] and len(notes) == 1
+    probes._folds(np.array([0, 0, 0, 1, 1, 1, 2]), None, 5, 0, notes.append, ["a", "b", "rare"])
+    assert "rare" in notes[1] and "a," not in notes[1]
 
 
 def test_figures_are_those_of_scikit_learn() -> None:
@@ -314,6 +316,12 @@ def test_the_commands(trained: Path, stripes: Path, tmp_path: Path, call: Call) 
     assert (probe / "probe.safetensors").is_file() and str(probe) in said
     for word in ("raw pixels", "commonest class", "balanced", "AUROC", "6 groups", "across"):
         assert word in said
+    few = tmp_path / "few.csv"
+    few.write_text("file,label\nacross/00.png,across\nacross/03.png,across\ndown/01.png,down\n")
+    said, told = call("classify", "fit", bundle, stripes, "--labels", few, "--out", tmp_path / "p")
+    assert "down (1)" in told and "Too few" in said and "100.0" not in said.split("verdict")[1]
+    _, told = call("classify", "fit", bundle, stripes, "--out", tmp_path / "folders")
+    assert "folders across, down, plain (3 in all)" in told
     said, told = call("classify", "fit", bundle, stripes, "--labels", table, "--json")
     assert told == "" and json.loads(said)["classes"] == list(KINDS)
     out = tmp_path / "predictions.csv"
@@ -329,6 +337,7 @@ def test_the_commands(trained: Path, stripes: Path, tmp_path: Path, call: Call) 
         (("fit", bundle, stripes, "--labels", tmp_path / "none.csv"), "none.csv"),
         (("fit", bundle, stripes, "--labels", table, "--folds", 1), "folds"),
         (("apply", tmp_path / "no", stripes, "--out", out), "probe.safetensors"),
+        (("apply", bundle, stripes, "--out", out), str(probe)),
         (("apply", probe, stripes, "--out", tmp_path / "x.npz"), "x.npz"),
     ):
         said, told = call("classify", *words, code=2)

@@ -176,6 +176,8 @@ def _counts(predictions: Predictions) -> dict[str, Any]:
 
 def _show(probe: Probe) -> None:
     """Print what a probe is worth, beside what needs no encoder."""
+    from harmonium.use.probe import too_few
+
     about, figures = probe.about, probe.figures
     columns: dict[str, Mapping[str, Any]] = {"encoder": figures, **about["references"]}
     rows = [
@@ -200,10 +202,11 @@ def _show(probe: Probe) -> None:
     if len(probe.classes) <= SHOWN:
         _show_confusion(probe)
     say_prose(f"verdict  {_verdict(about)}")
-    say_prose(
-        f"certain  mean probability of the predicted class {100 * figures['confidence']:.1f} %, "
-        f"right {100 * figures['accuracy']:.1f} %"
-    )
+    if not too_few(about["labels"]):
+        sure, right = 100 * figures["confidence"], 100 * figures["accuracy"]
+        say_prose(
+            f"certain  mean probability of the predicted class {sure:.1f} %, right {right:.1f} %"
+        )
     say(f"penalty  {about['strength']:g}; temperature {about['temperature']:.2f}")
     say(f"encoder  {about['encoder']}")
     say(f"probe    {probe.path}")
@@ -221,6 +224,10 @@ def _show_confusion(probe: Probe) -> None:
 
 def _verdict(about: Mapping[str, Any]) -> str:
     """One sentence: whether the encoder helps, over the same images."""
+    from harmonium.use.probe import too_few
+
+    if too_few(about["labels"]):
+        return "Too few labels to tell."
     behind = about["references"]["raw pixels"]["behind"]
     lead, error = 100 * behind["by"], 100 * behind["error"]
     if abs(lead) <= 2 * error:

@@ -483,7 +483,8 @@ class Recipe(BaseModel):
     def build_method(self, dataset: Dataset) -> Method:
         """The method, with the settings of all other sections."""
         named = self.evaluate.sites_classes
-        if named and named != dataset.classes:
+        local = not isinstance(self.data, Sites)
+        if local and named and named != dataset.classes:
             raise ConfigError(
                 "evaluate.sites_classes is for a federation of real sites: leave it out, because "
                 f"the images of {dataset.name} have classes of their own"

@@ -342,7 +342,7 @@ class _Planning:
         asked = recipe.participation.asked(recipe.training)
         self.facts["clients"] = Clients(recipe.training, None, None, asked)
         self.found += findings.of_encoder(method)
-        if method.reads_labels and not data.dataset.classes:
+        if method.reads_labels and not (isinstance(recipe.data, Sites) and recipe.data.classes):
             text = f"{method.name} reads labels: name all classes, data.classes=[one,other]"
             self.found.append(stop("images", text))
         if not self.stopped:
@@ -360,8 +360,10 @@ def _pretended(recipe: Recipe) -> RunData:
     side, channels = recipe.data.size or 0, recipe.data.channels or 0
     count, rng = BATCHES * recipe.local.batch, numpy_rng(recipe.seed, "plan")
     pixels = np.frombuffer(rng.bytes(count * side * side * channels), np.uint8)
-    classes = recipe.data.classes if isinstance(recipe.data, Sites) else ()
-    labels = rng.integers(0, len(classes), count) if classes else np.full(count, UNKNOWN)
+    counted_by = recipe.evaluate.sites_classes
+    classes = (recipe.data.classes if isinstance(recipe.data, Sites) else ()) or counted_by
+    least = min(len(classes), len(counted_by) or len(classes))
+    labels = rng.integers(0, least, count) if classes else np.full(count, UNKNOWN)
     images = Images(pixels.reshape(count, side, side, channels), labels.astype(np.int64))
     nothing = images.subset([])
     dataset = Dataset(recipe.data.name, images, nothing, nothing, classes, "")

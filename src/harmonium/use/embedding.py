@@ -142,6 +142,7 @@ class Job:
         corrupt: what to do with images that cannot be read.
         note: is called with what users should know.
         more: further facts that the rows depend on.
+        remedy: what else to do about images that cannot be read, where they are refused.
     """
 
     model: nn.Module
@@ -153,6 +154,7 @@ class Job:
     corrupt: Corrupt = "skip"
     note: Note = silent
     more: Mapping[str, Any] = field(default_factory=dict)
+    remedy: str = ", or leave them out with --corrupt skip"
 
     # ---- what is computed ----
 
@@ -285,10 +287,7 @@ class Job:
         """The rows of a piece."""
         left_out = sorted(piece.errors.items())
         if left_out and self.corrupt == "refuse":
-            raise DataError(
-                f"{self._unreadable(left_out)}. Repair or remove them, or leave them out with "
-                "--corrupt skip"
-            )
+            raise DataError(f"{self._unreadable(left_out)}. Repair or remove them{self.remedy}")
         places = [n for n in range(len(piece.pixels)) if piece.start + n not in piece.errors]
         rows: Rows = evaluation.embed(
             self.model, piece.pixels, lambda pixels: pixels, self._batch

@@ -13,8 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from harmonium.core.errors import DataError, counted
-from harmonium.data.sets.table import read_table
-from harmonium.use.sources import FileSource, ImageSource, file_of
+from harmonium.use.sources import FileSource, ImageSource, file_of, rows_of
 
 NAMED = 5  # entries that a message names
 
@@ -47,7 +46,7 @@ def read_labels(path: Path, columns: Columns) -> list[Label]:
     """The lines of a table that have a label."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such table of labels")
-    rows = read_table(path, columns.path, [": name the column of images with --path-column"])
+    rows, image = rows_of(path, columns.path)
     known = rows[0].values
     for option, name, usual in (
         ("--label-column", columns.label, "label"),
@@ -56,11 +55,9 @@ def read_labels(path: Path, columns: Columns) -> list[Label]:
         if name not in known and (option == "--label-column" or name != usual):
             raise DataError(f"{path} has no column '{name}', only {', '.join(known)}: use {option}")
     return [
-        Label(
-            row.values[columns.path], row.values[columns.label], row.values.get(columns.group, "")
-        )
+        Label(row.values[image], row.values[columns.label], row.values.get(columns.group, ""))
         for row in rows
-        if row.values[columns.path] and row.values[columns.label]
+        if row.values[image] and row.values[columns.label]
     ]
 
 
@@ -93,13 +90,14 @@ def match(
         for row, some in labelled.items()
         if len({(one.label, one.group) for one in some}) > 1
     ]
-    problems = [
-        f"{what} {_listed(names)}"
-        for what, names in (("several images match", ambiguous), ("labelled in two ways:", twice))
-        if names
-    ]
+    problems = []
+    if twice:
+        problems.append(f"labelled in two ways: {_listed(twice)}")
+    if ambiguous:
+        whole = "write whole names, as in brackets"
+        problems.append(f"several images match {_listed(ambiguous)}: {whole}")
     if problems:
-        raise DataError(f"{'; '.join(problems)}. Write names as they are: {source.names[0]}")
+        raise DataError("; ".join(problems))
     if not labelled:
         seen = f"labels are of {_listed(missing)}" if missing else "the table holds no labels"
         raise DataError(f"no image is labelled: {seen}, images are {_listed(source.names)}")
@@ -117,13 +115,19 @@ def _frames_of(source: ImageSource, row: int) -> str:
     return "" if file == source.names[row] else f"\0{file}"
 
 
-def from_classes(source: ImageSource) -> Labelled:
-    """The labels that the images bring: an archive's, or the folders that they lie in."""
+def from_classes(source: ImageSource, note: Callable[[str], None]) -> Labelled:
+    """The labels that the images bring: an archive's, or the folders that they lie in.
+
+    `note` is told which these are, because folders may as well be sites.
+    """
     rows = [row for row, name in enumerate(source.classes) if name]
     if not rows:
         raise DataError("the images have no labels: give a table of them with --labels")
     groups = [_frames_of(source, row) for row in rows]
     classes = [source.classes[row] for row in rows]
+    names = sorted(set(classes))
+    what = "the folders" if isinstance(source, FileSource) else "the archive's own,"
+    note(f"labels: {what} {_listed(names)} ({len(names):,} in all)")
     return Labelled(rows, classes, groups if any(groups) else None)
 
 

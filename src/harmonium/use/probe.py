@@ -48,6 +48,8 @@ from harmonium.use.tables import FEATURES
 
 FORMAT = 1
 FOLDS = 5
+FEW = 3  # labels of a class below which its figures say nothing
+SOUGHT = 20  # labels of a class that give figures within some points
 LEAST = 1e-6  # the least probability that counts in a loss
 TEMPERATURES = (0.1, 10.0)
 PREDICTIONS = "predictions"
@@ -166,6 +168,9 @@ def probe_file(path: Path) -> Path:
     return path if path.suffix == ".safetensors" else path / FILE
 
 
+_TRAIN = "train one with `harmonium classify fit`"
+
+
 def read_probe(path: str | Path) -> Probe:
     """A saved probe.
 
@@ -174,7 +179,9 @@ def read_probe(path: str | Path) -> Probe:
     """
     place = probe_file(Path(path))
     if not place.is_file():
-        raise StoreError(f"there is no probe {place}: train one with `harmonium classify fit`")
+        others = sorted(one.parent for one in Path(path).glob(f"probes/*/{FILE}"))
+        remedy = f"give {' or '.join(map(str, others))}" if others else _TRAIN
+        raise StoreError(f"there is no probe {place}: {remedy}")
     with files.reading(place, "give the file of a probe, as it was written"):
         data = place.read_bytes()
         tensors = {key: value.clone() for key, value in safetensors.torch.load(data).items()}
@@ -282,7 +289,7 @@ def _labelled(
     for text in source.notes:
         note(text)
     if labels is None:
-        return labelling.from_classes(source)
+        return labelling.from_classes(source, note)
     if isinstance(labels, Mapping):
         given = [labelling.Label(str(name), str(label)) for name, label in labels.items()]
         return labelling.match(given, source, Path(), note)
@@ -335,6 +342,15 @@ def _trained(
     return about, head.eval()
 
 
+def too_few(labels: Sequence[int]) -> bool:
+    """Whether figures of so many labels of each class say nothing.
+
+    >>> too_few([1, 40]), too_few([2, 2]), too_few([3, 40, 1])
+    (True, True, False)
+    """
+    return sum(count >= FEW for count in labels) < 2
+
+
 def _folds(
     columns: Array,
     groups: Sequence[str] | None,
@@ -349,7 +365,10 @@ def _folds(
     counts = np.bincount(columns)
     if len(counts) < 2:
         raise DataError(f"all labels are {classes[0]}: a classifier needs two classes at least")
-    if rare := [classes[one] for one in np.flatnonzero(counts < 2).tolist()]:
+    if too_few(labels := counts.tolist()):
+        few = [f"{name} ({n})" for name, n in zip(classes, labels, strict=False) if n < FEW]
+        note(f"figures of so few labels say nothing, give about {SOUGHT} a class: {', '.join(few)}")
+    elif rare := [classes[one] for one in np.flatnonzero(counts < 2).tolist()]:
         note(f"one label only, so predictions of it cannot be validated: {', '.join(rare)}")
     own = [group or f"\0{row}" for row, group in enumerate(groups)] if groups else None
     limits = {"labels of a class": int(counts.max())}

@@ -22,8 +22,9 @@ from harmonium.data.decoding.image_files import ImageFile, listing_digest
 from harmonium.data.decoding.pool import Decoders
 from harmonium.data.decoding.worker import Frames, Order, Source
 from harmonium.data.images import UNKNOWN, Images, Pixels
+from harmonium.data.inspection.listing import file_column
 from harmonium.data.sets.npz import Npz
-from harmonium.data.sets.table import read_table
+from harmonium.data.sets.table import TableRow, read_table
 from harmonium.report.figure import displayed
 from harmonium.runs.export import DECODED, LoadedEncoder, image_files
 
@@ -243,15 +244,38 @@ def _files(
 def _table(path: Path, column: str, frames: Frames) -> FileSource:
     """The files that a table lists, each once, in its order."""
     folder = path.absolute().parent
-    rows = read_table(path, column, [": name the column of paths with --path-column"])
+    rows, column = rows_of(path, column)
     if empty := [str(row.line) for row in rows if not row.values[column]]:
         raise DataError(f"{path}: no path in {counted(len(empty), 'line')}, e.g. line {empty[0]}")
     listed = [Path(os.path.normpath(folder / row.values[column])) for row in rows]
     paths = list(dict.fromkeys(listed))
     again = len(listed) - len(paths)
     repeated = f"{counted(again, 'line')} of {path} name an image again, which is taken once"
+    notes = [repeated] if again else []
+    gone = [one for one in paths if not os.path.exists(one)]
+    if 2 * len(gone) > len(paths):
+        text = (
+            f"{len(gone):,} of {counted(len(paths), 'image')} of {path} are not there, e.g. "
+            f"{gone[0]}: relative paths in a table start at the table's folder"
+        )
+        if len(gone) == len(paths):
+            raise DataError(text)
+        notes.append(text)
     root = folder if all(one.is_relative_to(folder) for one in paths) else _common(paths)
-    return _files(root, paths, frames, [repeated] if again else [])
+    return _files(root, paths, frames, notes)
+
+
+def rows_of(path: Path, column: str) -> tuple[list[TableRow], str]:
+    """The lines of a table, and its column of files.
+
+    That is the one asked for; in a table without the usual one, the one that `inspect` finds.
+    """
+    advice = [": name the column of image files with --path-column"]
+    rows = read_table(path, None if column == PATH else column, advice)
+    found = column if column != PATH else file_column(rows)
+    if found is None:
+        raise DataError(f"{path} has no column '{PATH}', only {', '.join(rows[0].values)}", *advice)
+    return rows, found
 
 
 def _archive(path: Path) -> ArraySource:

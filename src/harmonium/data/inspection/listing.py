@@ -128,17 +128,26 @@ def _listed(row: TableRow, column: str, root: Path, part_column: str) -> Listed:
 def _path_column(table: Path, rows: Sequence[TableRow]) -> str:
     """The column of image files: `path`, or the one whose values look most like image files."""
     names = list(rows[0].values)
-    if "path" in names:
-        return "path"
+    if (column := file_column(rows)) is None:
+        raise DataError(
+            f"{table} has no column of image files ({', '.join(names)}): name it, e.g. "
+            "data.path_column=file"
+        )
+    return column
+
+
+def file_column(rows: Sequence[TableRow]) -> str | None:
+    """The column of image files: `path`, or the one whose values look most like them; None: none.
+
+    >>> file_column([TableRow(2, {"label": "x", "file": "north/a.png"})])
+    'file'
+    """
 
     def share(name: str) -> float:
         values = [row.values.get(name, "") for row in rows]
         return sum(Path(value).suffix.lower() in ENDINGS for value in values) / len(values)
 
-    best = max(names, key=share)
-    if share(best) < 0.5:
-        raise DataError(
-            f"{table} has no column of image files ({', '.join(names)}): name it, e.g. "
-            "data.path_column=file"
-        )
-    return best
+    if "path" in rows[0].values:
+        return "path"
+    best = max(rows[0].values, key=share)
+    return best if share(best) >= 0.5 else None
