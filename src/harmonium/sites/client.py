@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
