@@ -88,7 +88,8 @@ def _show_attention(found: Mapping[str, Any]) -> None:
     for text in found["next"]:
         say_prose(f"next      {text}")
     if not found["attention"]:
-        say("status    all is well")
+        waiting = found.get("server", {}).get("waiting")
+        say(f"status    {'waiting for sites' if waiting else 'all is well'}")
 
 
 def _process_line(name: str, process: Mapping[str, Any], now: float) -> str:
