@@ -106,9 +106,9 @@ def test_names_of_images_are_logged_at_debug_only(
 
 
 @pytest.mark.parametrize("level", ["info", "debug"])
-@pytest.mark.parametrize("kind", ["folder:", ""])
-def test_a_command_that_fails_is_one_line_without_the_path_of_images(
-    kind: str,
+@pytest.mark.parametrize("wrong", ["in it", "missing", "bare", "bare and missing", "unknown"])
+def test_a_command_that_fails_is_one_line_and_names_only_what_was_typed(
+    wrong: str,
     level: Level,
     scans: Path,
     tmp_path: Path,
@@ -116,15 +116,26 @@ def test_a_command_that_fails_is_one_line_without_the_path_of_images(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kit = init(tmp_path / "federation", ["north"], ["localhost"]).kit("north")
-    place = scans if not kind else scans / SECRET
-    words = ["--kit", str(kit), "--data", f"{kind}{place}", "--log-level", level]
+    (scans / "sub").mkdir(exist_ok=True)
+    (scans / "sub" / f"{SECRET}.png").write_bytes((scans / "0.png").read_bytes())
+    typed = {
+        "in it": f"folder:{scans}",
+        "missing": f"folder:{scans}/away",
+        "bare": str(scans),
+        "bare and missing": f"{scans}/away",
+        "unknown": "folders:x",
+    }[wrong]
+    words = ["--kit", str(kit), "--data", typed, "--log-level", level]
     monkeypatch.setattr(sys, "argv", ["harmonium", "client", "start", *words])
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(SystemExit) as end:
         main()
     (line,) = capsys.readouterr().err.splitlines()
-    assert end.value.code == 2 and " error north: " in line
-    assert (str(scans) in line) == (level == "debug")
+    assert end.value.code == 2
+    if wrong == "in it":
+        assert " error north: " in line and (str(scans) in line) == (level == "debug")
+    else:
+        assert typed.partition(":")[0] in line and SECRET not in line
 
 
 def test_a_fault_of_the_sites_own_files_is_not_named_above_debug(tmp_path: Path) -> None:

@@ -209,6 +209,48 @@ def test_a_site_that_joins_nothing_says_why(federation: Path, tmp_path: Path) ->
     assert "west does not take part: the site's policy refuses this plan" in words(found)
 
 
+def test_a_site_that_never_connected_is_named_after_a_while(
+    federation: Path, tmp_path: Path, called: Callable[..., tuple[int, str]]
+) -> None:
+    activity = serving(federation, tmp_path / "not begun")
+    activity.online(SITES[:2])
+    activity.joined(SITES[:2])
+    with single_instance(federation, SERVING, "server"), activity.activity.running():
+        found = server_status(federation)
+        assert not found["attention"]
+        assert [one["in_run"] for one in found["sites"]] == [True, True, False]
+        code, text = called("server", "status", str(federation))
+        assert code == 0 and "the server waits for west" in text
+        with activity.activity.changing() as facts:
+            facts["started"] -= 2 * status.GRACE
+        written(activity)
+        assert "west is not connected; last seen: never" in words(server_status(federation))
+        assert called("server", "status", str(federation))[0] == 1
+
+
+def test_an_evaluation_declined_is_no_round_missed(
+    federation: Path, begun: Path, server: ServerActivity
+) -> None:
+    path, why = begun / "ledger.jsonl", "`evaluation` is false"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    measure = {"step": "can_evaluate", "client": 2, "outcome": "no answer", "why": why}
+    lines += [{**lines[-1], **measure, "round": number} for number in (1, 2, 3)]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    for commit in (begun / "commits").glob("*.json"):
+        commit.unlink()
+    (begun / "metrics.jsonl").write_text(
+        (begun / "metrics.jsonl").read_text().split("\n")[0] + "\n"
+    )
+    west = server_status(federation)["sites"][2]
+    assert (west["answered"], west["missed"], west["row"]) == (3, 0, 0)
+    assert west["why"] == f"evaluation: {why}"
+    declined = Reply(2, None, why, measuring=True)
+    server.task(declined)
+    written(server)
+    assert server_status(federation)["sites"][2]["why"] == f"evaluation: {why}"
+    assert declined.absence == f"did not take part in an evaluation: {why}"
+
+
 def test_a_server_without_rounds_is_reported(
     federation: Path, begun: Path, server: ServerActivity
 ) -> None:
@@ -337,9 +379,11 @@ def test_a_client_that_never_ran_is_to_be_started(
     assert not found["client"]["running"] and "harmonium client start" in words(found)
     assert found["server"]["address"] == "localhost:8443"
     code, text = called("client", "status", str(kit))
-    assert code == 1 and "client start" in text
+    assert code == 1 and f"client start --kit {kit}" in text.replace("\n", " ")
     code, text = called("client", "status", str(kit.parent))
     assert code == 2 and "kit.yaml" in text
+    code, text = called("client", "status", str(kit / "nowhere"))
+    assert code == 2 and "there is no folder" in text and "--kit" in text
 
 
 def test_a_connected_client_is_well(

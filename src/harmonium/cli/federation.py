@@ -434,11 +434,12 @@ def start_client(
     from harmonium.report.display import long_work
 
     with long_work(err, command="loading"):
-        from harmonium.sites.client import SiteImages, run_client, site_device
+        from harmonium.sites.client import SiteImages, check_place, run_client, site_device
         from harmonium.sites.kit import Kit
 
         opened = Kit.read(kit)
         site_device(device)  # refused before an image is read
+        check_place(data)  # outside the log, which hides what may name images
     if address is not None:
         host, port = _address(address)
         address = f"{f'[{host}]' if ':' in host else host}:{port or opened.port}"

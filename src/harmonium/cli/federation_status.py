@@ -88,7 +88,8 @@ def _show_attention(found: Mapping[str, Any]) -> None:
     for text in found["next"]:
         say_prose(f"next      {text}")
     if not found["attention"]:
-        say("status    all is well")
+        waiting = found.get("server", {}).get("waiting")
+        say(f"status    {'waiting for sites' if waiting else 'all is well'}")
 
 
 def _process_line(name: str, process: Mapping[str, Any], now: float) -> str:
@@ -112,7 +113,8 @@ def _server_lines(found: Mapping[str, Any]) -> Lines:
     yield f"folder    {found['folder']}"
     yield _process_line("server   ", found["server"], now)
     if run is None:
-        waiting = "not begun: the server waits for its sites"
+        away = [one["site"] for one in found["sites"] if not one["in_run"]]
+        waiting = f"not begun: the server waits for {', '.join(away) or 'its sites'}"
         yield f"run       {waiting if found['server']['waiting'] else 'none yet'}"
     else:
         yield f"run       {run['name']}, {run['method']}, plan {run['plan'][:16]}, {run['folder']}"
@@ -148,7 +150,7 @@ def _show_sites(found: Mapping[str, Any]) -> None:
             {
                 "site": one["site"],
                 "connected": {None: None, True: "yes", False: "no"}[one["connected"]],
-                "in the run": f"{one['images']:,} images" if one["in_run"] else "no",
+                "in the run": _part(one),
                 "last answer": one["last_answer"] and _ago(one["last_answer"], now),
                 "answered": one["answered"],
                 "missed": one["missed"],
@@ -164,6 +166,13 @@ def _show_sites(found: Mapping[str, Any]) -> None:
     show_table(rows, "Sites; rounds answered, missed and refused")
     if rows:
         say("")
+
+
+def _part(site: Mapping[str, Any]) -> str:
+    """Whether a site takes part, and with how many images."""
+    if site["images"] is not None:
+        return f"{site['images']:,} images"
+    return "yes" if site["in_run"] else "no"
 
 
 def _client_lines(found: Mapping[str, Any]) -> Lines:

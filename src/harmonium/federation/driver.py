@@ -55,6 +55,13 @@ class Reply:
     releases: tuple[Mapping[str, Any], ...] = ()
     state: Any = None  # the engine's own reference to the client's new state
     unreadable: bool = False  # the client did answer, but its answer could not be decoded
+    measuring: bool = False  # of an ask that only measures, which is no part of the round
+
+    @property
+    def absence(self) -> str:
+        """What a client without an answer did not do, and why."""
+        where = " in an evaluation" if self.measuring else ""
+        return f"did not take part{where}: {self.why}"
 
 
 Counting = Callable[[], None]  # adds a checked reply to what is counted
@@ -374,6 +381,7 @@ class Driver:
         A client without a counted reply is charged as well: its reply may have left it.
         """
         entry = LedgerEntry(turn.round, turn.ask, ask.step, reply.client, "answered", of=of)
+        reply = replace(reply, measuring=is_measuring(of or ask.step, turn.round))
         if reply.up is None:
             entry.outcome, entry.why = "no answer", reply.why
             self.watch(reply)

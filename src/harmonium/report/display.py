@@ -26,6 +26,7 @@ from harmonium.report.terminal_table import prose
 
 PATIENCE = 2.0  # seconds of work before it is shown
 SPACING = 5.0  # seconds between plain lines about long work
+REPEAT = 60.0  # seconds until the same plain line is printed again
 TICK = 0.25  # seconds between two redraws
 
 
@@ -149,6 +150,7 @@ class Display:
         self._live: Live | None = None
         self._shows_work = False
         self._drawn = self._said = float("-inf")
+        self._plain = ""  # the last plain line
         self._lock = threading.RLock()  # events come from several threads
 
     def event(self, what: str, done: int, total: int | None, unit: str) -> None:
@@ -169,7 +171,10 @@ class Display:
             now = time.perf_counter()
             if not self.console.is_terminal:
                 if self._lasting(now) and now - self._said >= SPACING:
-                    self.say(self._plain_line())
+                    line = self._plain_line()
+                    if line != self._plain or now - self._said >= REPEAT:
+                        self._plain = line
+                        self.say(line)
             elif at_once or now - self._drawn >= TICK:
                 self._drawn = now
                 self._draw(now)

@@ -104,11 +104,12 @@ class LineWatcher(Callback):
 
     def task(self, reply: Reply) -> None:
         """Print why a client did not answer, once for each reason."""
-        (self._silent if reply.up is None else self._answered).add(reply.client)
+        if not reply.measuring:
+            (self._silent if reply.up is None else self._answered).add(reply.client)
         if reply.why and (reply.client, reply.why) not in self._explained:
             self._explained.add((reply.client, reply.why))
             name = self.names.get(reply.client, f"client {reply.client}")
-            self.note(f"{name} did not take part: {reply.why}")
+            self.note(f"{name} {reply.absence}")
 
     def round(self, row: Mapping[str, Any], seconds: float) -> None:
         """Print the round's figures."""

@@ -208,7 +208,8 @@ class ServerActivity(Callback):
                 site["answered"] += 1
                 return
             site["refused" if reply.why.startswith(REFUSED) else "declined"] += 1
-            site |= {"why": one_line(reply.why), "why_at": time.time()}
+            why = f"evaluation: {reply.why}" if reply.measuring else reply.why
+            site |= {"why": one_line(why), "why_at": time.time()}
 
     def round(self, row: Mapping[str, Any], seconds: float) -> None:
         """Note a committed round."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -83,10 +84,8 @@ class SiteImages:
         setting says so. Unreadable files are skipped unless `data.corrupt=refuse`, so that a few
         of them do not keep a site out of a run.
         """
+        check_place(text)
         name, _, path = text.partition(":")
-        if not path and name not in datasets.table() and Path(name).expanduser().exists():
-            kind = {".csv": "csv", ".npz": "npz"}.get(Path(name).suffix, "folder")
-            raise ConfigError(f"--data {text} is a path: write --data {kind}:{text}")
         known = {field.name for field in fields(datasets[name])}
         has_path = "path" in known  # a published set keeps its test split: the server may use it
         tree: dict[str, Any] = {"name": name}
@@ -140,6 +139,28 @@ class SiteImages:
         """Those of a part's images that are this site's."""
         first, step = self.part
         return images.subset(np.arange(len(images))[first::step]) if step > 1 else images
+
+
+def check_place(text: str) -> None:
+    """Refuse a `--data` that names no data set, or a folder or file that does not exist.
+
+    No image is read, so a message names none.
+    """
+    name, _, path = text.partition(":")
+    if not path and name not in datasets.table() and "\0" not in name:
+        kind = {".csv": "csv", ".npz": "npz"}.get(Path(name).suffix, "folder")
+        if os.path.exists(Path(name).expanduser()):
+            raise ConfigError(f"--data {text} is a path: write --data {kind}:{text}")
+        if os.sep in name:
+            raise ConfigError(
+                f"--data {text}: there is no such file or folder, and a path is written --data "
+                f"{kind}:PATH"
+            )
+    if path and "path" in {field.name for field in fields(datasets[name])}:
+        if not os.path.exists(Path(path).expanduser()):
+            raise DataError(f"--data {text}: there is no {path}, or it cannot be reached")
+    else:
+        _ = datasets[name]
 
 
 def _parse_part(text: str) -> tuple[int, int]:

@@ -86,6 +86,7 @@ def evaluate_at_sites(
             )
             with connected(loop, dataset, federation, True, listening, reporter) as both:
                 session, engine = both
+                _say_who_is_asked(session)
                 engine.restore(commit.clients)
                 engine.prune(*loop.folder.snapshots())
                 figures, ledger = _counted(session, engine, commit)
@@ -96,6 +97,15 @@ def evaluate_at_sites(
         why = figures.get("why") or "no site answered; the ledger has the reasons"
         raise DataError(f"no counts: {why}: {folder / 'ledger.jsonl'}")
     return SitesResult(folder, figures)
+
+
+def _say_who_is_asked(session: Session) -> None:
+    names = ", ".join(one.name for one in session.participants.joined)
+    waits = session.loop.recipe.engine
+    session.loop.watcher.note(
+        f"asking {names}; a site that is not connected is awaited for up to "
+        f"{min(waits.patience, waits.deadline):g} s (engine.patience)"
+    )
 
 
 def _asked(recipe: Recipe, changes: Sequence[str]) -> Recipe:

@@ -157,7 +157,7 @@ class LogWatcher(Callback):
             return
         new = (reply.client, reply.why) not in self._explained
         self._explained.add((reply.client, reply.why))
-        text = f"{name} did not take part: {reply.why}"
+        text = f"{name} {reply.absence}"
         self._log.write("warning" if new else "debug", "missing", text, site=name)
 
     def round(self, row: Mapping[str, Any], seconds: float) -> None:

@@ -133,6 +133,11 @@ class Kit:
 
 def read_kit_file(folder: Path) -> KitFile:
     """kit.yaml, without a look at keys and certificates."""
+    if not folder.is_dir():
+        raise StoreError(
+            f"there is no folder {folder}: name the kit, which has kit.yaml, by --kit PATH "
+            "(harmonium client status PATH)"
+        )
     if not (folder / "kit.yaml").exists():
         raise StoreError(
             f"{folder} is not a kit: it has no kit.yaml; ask the server's operator for a kit"

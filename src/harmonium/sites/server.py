@@ -300,7 +300,13 @@ class Session:
         """Register the sites of a new run, and write the participants to about.json."""
         plan, note, joined = self.loop.recipe, self.loop.watcher.note, self.participants.joined
         accepted, absent = _register_sites(
-            engine, self.sites, self.public_digest, wait, note, self.reporter.absent
+            engine,
+            self.sites,
+            self.public_digest,
+            wait,
+            note,
+            self.reporter.absent,
+            lambda name: self.reporter.joined([name]),
         )
         joined += accepted
         _check_enough_sites(plan, joined)
@@ -507,6 +513,7 @@ def _register_sites(
     wait: float | None,
     note: Callable[[str], None],
     absence: Callable[[str, str], None] = lambda name, why: None,
+    presence: Callable[[str], None] = lambda name: None,
 ) -> tuple[list[Participant], list[str]]:
     """Contact every site; return those that accept, and why the others do not take part."""
     waiting, noted = dict(sites), dict[ClientId, str]()
@@ -529,6 +536,7 @@ def _register_sites(
                 absence(name, why)
                 continue
             joined.append(_participant(client, site, up))
+            presence(name)
             note(f"{name} takes part with {up['examples']:,} images")
         if waiting:
             time.sleep(min(RETRY_PAUSE, max(0.0, end - time.monotonic())))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from harmonium import __version__
 from harmonium.core.errors import HarmoniumError, StoreError, counted
 from harmonium.engines.protocol import PROTOCOL
 from harmonium.federation.spending import charged, recount
+from harmonium.federation.wire import is_measuring
 from harmonium.privacy.account import Account
 from harmonium.recipe.schema import Recipe
 from harmonium.runs.open_run import read_recipe
@@ -126,10 +128,11 @@ def client_status(folder: str | Path) -> dict[str, Any]:
     with suppress(HarmoniumError):
         disk["limit"] = SiteSettings.read(folder, limited=True).limits.disk
     attention += _about_certificates(certificates, "ask the server's operator for a new kit", now)
-    attention += _about_client(process, facts, now)
+    kit = f"--kit {shlex.quote(str(folder))}"
+    attention += _about_client(process, facts, now, kit)
     attention += _about_asks(entries, budget)
-    attention += _about_images(images)
-    attention += _about_disk(disk)
+    attention += _about_images(images, kit)
+    attention += _about_disk(disk, kit)
     return {
         "folder": str(folder),
         "time": now,
@@ -147,7 +150,7 @@ def client_status(folder: str | Path) -> dict[str, Any]:
         "disk": disk,
         "log": {"lines": len(entries)},
         "attention": attention,
-        "next": list(_next_at_site(process["running"], facts, entries)),
+        "next": list(_next_at_site(process["running"], facts, entries, kit)),
     }
 
 
@@ -200,17 +203,17 @@ def _disk(folder: Path) -> dict[str, Any]:
     return {"free": usage.free, "total": usage.total}
 
 
-def _about_disk(disk: Mapping[str, Any]) -> Iterator[Any]:
+def _about_disk(disk: Mapping[str, Any], kit: str = "--kit KIT") -> Iterator[Any]:
     if disk["free"] is not None and disk["free"] < LEAST_FREE:
         yield _item(
             f"the disk has {disk['free'] / 1e6:.0f} MB left",
-            "make room: harmonium server clean RUN, or harmonium client clean",
+            f"make room: harmonium server clean RUN, or harmonium client clean {kit}",
         )
     limit = disk.get("limit")
     if limit is not None and disk["kept"] > NEARLY * 1e9 * limit:
         yield _item(
             f"the kit keeps {disk['kept'] / 1e9:.2g} GB, and limits.disk is {limit:g} GB",
-            "harmonium client clean --days 30, or delete encoders that you have copied",
+            f"harmonium client clean {kit} --days 30, or delete encoders that you have copied",
         )
 
 
@@ -261,12 +264,13 @@ def _records(
     records = {}
     for one in about["roll"]:
         mine = [entry for entry in ledger if entry["client"] == one["client"]]
+        own = [entry for entry in mine if not _measures(entry)]
         rounds = {
-            outcome: {entry["round"] for entry in mine if entry["outcome"] == outcome}
+            outcome: {entry["round"] for entry in own if entry["outcome"] == outcome}
             for outcome in ("answered", "no answer", "refused")
         }
         answered = rounds["answered"] - rounds["refused"] - rounds["no answer"]
-        asked = sorted({entry["round"] for entry in mine}, reverse=True)
+        asked = sorted({entry["round"] for entry in own}, reverse=True)
         row = next((place for place, one in enumerate(asked) if one in answered), len(asked))
         reasons = [entry for entry in mine if entry.get("why")]
         records[one["name"]] = {
@@ -275,12 +279,21 @@ def _records(
             "missed": len(rounds["no answer"]),
             "refused": len(rounds["refused"]),
             "row": row,
-            "why": reasons[-1]["why"] if reasons else "",
+            "why": _reason(reasons[-1]) if reasons else "",
             "why_round": reasons[-1]["round"] if reasons else None,
             "epsilon": spent.get(one["client"]),
             "epsilon_limit": recipe.privacy.epsilon,
         }
     return records
+
+
+def _measures(entry: Mapping[str, Any]) -> bool:
+    """Whether an entry of a ledger is of an ask that only measures."""
+    return is_measuring(entry.get("of") or entry["step"], entry["round"])
+
+
+def _reason(entry: Mapping[str, Any]) -> str:
+    return f"evaluation: {entry['why']}" if _measures(entry) else str(entry["why"])
 
 
 def _spent(
@@ -311,7 +324,7 @@ def _site(
         "number": number,
         "connected": live["online"] if running else None,
         "seen": live["seen"],
-        "in_run": bool(record),
+        "in_run": bool(record) or (running and live["joined"]),
         "images": record.get("images"),
         "last_answer": live["answer"],
         "version": live["version"],
@@ -493,7 +506,7 @@ def _is_readable(path: Path) -> bool:
 
 
 def _about_client(
-    process: Mapping[str, Any], facts: Mapping[str, Any] | None, now: float
+    process: Mapping[str, Any], facts: Mapping[str, Any] | None, now: float, kit: str
 ) -> Iterator[Any]:
     if not process["running"]:
         if facts is not None and facts["why"] == FINISHED:
@@ -501,7 +514,9 @@ def _about_client(
         killed = facts is not None and not process["ended"]
         how = " (it was killed or crashed)" if killed else ""
         why = f": {process['why']}" if process["why"] and not killed else ""
-        yield _item(f"the client is not running{how}{why}", "harmonium client start --data …")
+        yield _item(
+            f"the client is not running{how}{why}", f"harmonium client start {kit} --data …"
+        )
         return
     if facts is not None and now - facts["updated"] > REPORTED:
         age = now - facts["updated"]
@@ -522,7 +537,7 @@ def _about_asks(entries: Sequence[Mapping[str, Any]], budget: Mapping[str, Any])
         yield from _about_budget("this site has", budget["spent"], budget["limit"])
 
 
-def _about_images(images: Mapping[str, Any]) -> Iterator[Any]:
+def _about_images(images: Mapping[str, Any], kit: str) -> Iterator[Any]:
     if images["readable"] is False:
         yield _item(
             f"the images at {images['path']} cannot be read",
@@ -531,14 +546,17 @@ def _about_images(images: Mapping[str, Any]) -> Iterator[Any]:
     if images["unreadable"]:
         yield _item(
             f"{counted(images['unreadable'], 'image')} cannot be read and are left out",
-            "harmonium client start in a terminal names them",
+            f"harmonium client start {kit} --data … in a terminal names them",
         )
 
 
 def _next_at_site(
-    running: bool, facts: Mapping[str, Any] | None, entries: Sequence[Mapping[str, Any]]
+    running: bool,
+    facts: Mapping[str, Any] | None,
+    entries: Sequence[Mapping[str, Any]],
+    kit: str,
 ) -> Iterator[str]:
     if not running and facts is None:
-        yield "read policy.yaml, then start: harmonium client start --data folder:PATH"
+        yield f"read policy.yaml, then start: harmonium client start {kit} --data folder:PATH"
     if entries:
-        yield "see what left this site: harmonium client log"
+        yield f"see what left this site: harmonium client log {kit}"
