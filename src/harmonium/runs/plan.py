@@ -135,7 +135,7 @@ class RunPlan:
             images = f"{few:,} images" if few == most else f"{few:,} to {most:,} images"
         rounds = counted(self.recipe.rounds, "round")
         whom = f"{counted(clients.count, 'client')} of {images}"
-        yield f"clients  {whom}; {rounds} that ask {clients.asked} of them"
+        yield f"clients  {whom}; {rounds}, {clients.asked} clients asked in each"
 
     def _time(self) -> Iterator[str]:
         if self.time is not None:
